@@ -57,8 +57,8 @@ class Why(enum.Enum):
     )
     GRAPH_FEATURES = "its sparse tensor has no features [N, C]", _ARGUMENTS
     GRAPH_HAS_MAPS = (
-        "its sparse tensor has kernel maps already, or none that belong to it alone",
-        "begin with a sparse tensor that no layer has seen",
+        "its layers use kernel maps or levels that its sparse tensor has from layers in front of it",
+        "have one module hold all layers that share maps or levels",
     )
     GRAPH_COORDINATES = (
         "its coordinates are not int32 [N, 1 + D] on the device of its features",

@@ -185,12 +185,16 @@ class TensorProtocol(abc.ABC):
 
     def capture_root(self, x: Any) -> Root | None:
         """The coordinates of `x` as requests for kernel maps are over, where a model over `x` may
-        be captured; None where it may not, for instance because `x` has kernel maps that layers over it would not
-        build."""
+        be captured; None where it may not."""
         return None
 
+    def levels_of(self, x: Any) -> frozenset[Hashable]:
+        """Names of the levels that the framework keeps with `x` beside its own, as layers look for them."""
+        return frozenset()
+
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
-        """A sparse tensor like `x` over other coordinates, `root`, hence without kernel maps."""
+        """A sparse tensor like `x` over other coordinates, `root`, hence without kernel maps. Layers that look for one
+        of another level that `x` has raise Refusal."""
         raise NotImplementedError
 
     def on_rows_of(self, x: Any, y: Any) -> bool:

@@ -46,10 +46,15 @@ class _Minkowski(TensorProtocol):
         if not hasattr(x, "coordinate_map_key"):
             return None  # a field of points
         registry, key = x._manager._manager, x.coordinate_map_key.key
-        if len(registry.grids) != 1 or registry.kernel_maps or key not in registry.grids:
+        if key not in registry.grids:
             return None
         view = registry.grids[key].own_view()
-        return Root(view.coords, view.data_bounds or view.box)
+        return Root(view.coords, view.data_bounds or view.box, self.levels_of(x))
+
+    def levels_of(self, x: Any) -> frozenset[Hashable]:
+        """By their tensor strides: where there is one, layers give another one another name."""
+        own = x.coordinate_map_key.key
+        return frozenset([key[0] for key in x._manager._manager.grids if key != own])
 
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         manager, key = copy.copy(x._manager), x.coordinate_map_key.key

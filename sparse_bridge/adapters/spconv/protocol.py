@@ -46,7 +46,7 @@ class _Spconv(TensorProtocol):
         return LayerFacts.of_sizes(category, layer.kernel_size, layer.stride)
 
     def capture_root(self, x: Any) -> Root | None:
-        if not hasattr(x, "indice_dict") or x.benchmark or not _would_build(x):
+        if not hasattr(x, "indice_dict") or x.benchmark or (settings.get().shared_keys and present(x.indice_dict)):
             return None
         if isinstance(x.voxel_num, torch.Tensor):
             return None  # results would carry it on
@@ -57,11 +57,12 @@ class _Spconv(TensorProtocol):
         over = _with_rows(x, features, root.coords.detach())
         if dict.__len__(x.indice_dict) or isinstance(x.indice_dict, LateMaps):
             over.indice_dict[_CARRIED] = _Carried(over.indices)
+            over.indice_dict.update(dict.fromkeys(_foreign_keys(x), _ELSEWHERE))
         return over
 
     def label(self, x: Any) -> Hashable:
-        maps = [(key, tuple(one.ksize), tuple(one.dilation), one.algo) for key, one in present(x.indice_dict).items()]
-        return x.voxel_num, x.force_algo, isinstance(x.indice_dict, LateMaps), *maps
+        maps = [(key, *map(tuple, (one.ksize, one.dilation)), one.algo) for key, one in _own_maps(x).items()]
+        return x.voxel_num, x.force_algo, isinstance(x.indice_dict, LateMaps), tuple(maps), _foreign_keys(x)
 
     def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         out = _with_rows(y, features, x.indices if coords is None else coords)
@@ -74,9 +75,10 @@ class _Spconv(TensorProtocol):
     def keep_for(
         self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        maps, own = captured.indice_dict, y.indice_dict
+        own = y.indice_dict
+        maps = {key: one for key, one in captured.indice_dict.items() if key is not _CARRIED and one is not _ELSEWHERE}
         late = LateMaps.of(
-            [key for key in maps if key is not _CARRIED],
+            maps,
             [key for key, record in maps.items() if not getattr(record, "is_subm", False)],
             lambda: recover().indice_dict,
         )
@@ -103,13 +105,27 @@ class _Carried:
         raise Refusal(Why.GRAPH_HAS_MAPS)
 
 
-_CARRIED = object()  # its key
+class _Elsewhere:
+    """An entry in the place of a map of another level, which no layer of a replayed module may look at."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Refusal(Why.GRAPH_HAS_MAPS)
 
 
-def _would_build(x: Any) -> bool:
-    """Whether all maps that `x` has are those that submanifold layers over it would build now."""
-    maps = present(x.indice_dict).values()
-    return not maps or not (settings.get().shared_keys or any(not records.is_current(one, x) for one in maps))
+_CARRIED = object()  # the key of `_Carried`
+_ELSEWHERE = _Elsewhere()
+
+
+def _own_maps(x: Any) -> dict[Any, Any]:
+    """The maps that submanifold layers over `x` would build now as they are."""
+    return {key: one for key, one in present(x.indice_dict).items() if records.is_current(one, x)}
+
+
+def _foreign_keys(x: Any) -> frozenset[Any]:
+    """The keys of all other maps that `x` has, and of those that are made late which no layer can build."""
+    own = x.indice_dict
+    late = [source.unbuilt for source in own.sources] if isinstance(own, LateMaps) else []
+    return frozenset(present(own)).union(*late).difference(_own_maps(x))
 
 
 def _with_rows(x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:

@@ -12,7 +12,7 @@ from ...core.geometry.boxes import Box
 from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.map_cache import MapStore
-from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol
+from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol, present
 from . import interchange, options
 from . import profile as profiles
 from .conv import allow_tf32
@@ -48,12 +48,16 @@ class _Torchsparse(TensorProtocol):
     def capture_root(self, x: Any) -> Root | None:
         caches = caches_of(x)
         kmaps, cmaps = getattr(caches, "kmaps", None), getattr(caches, "cmaps", None)
-        if kmaps is None or cmaps is None or dict.__len__(kmaps) or not cmaps.keys() <= {x.stride}:
-            return None  # a PointTensor, or a tensor that layers have seen
+        if kmaps is None or cmaps is None or not _is_first(x, cmaps):
+            return None  # a PointTensor, or other coordinates than layers find
         if x.coords.dtype != torch.int32 or x.coords.ndim != 2 or x.coords.shape[1] != 4:
             return None
         cmap = coordinate_map(map_cache.store_of(x.coords), x.coords, _profile(), range_of(x))
-        return Root(cmap.coords, cmap.data_bounds or cmap.box)
+        return Root(cmap.coords, cmap.data_bounds or cmap.box, self.levels_of(x))
+
+    def levels_of(self, x: Any) -> frozenset[Hashable]:
+        """By their tensor strides."""
+        return frozenset(caches_of(x).cmaps.keys() - {x.stride})
 
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         store = MapStore(root)
@@ -72,12 +76,16 @@ class _Torchsparse(TensorProtocol):
         self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         caches = caches_of(y)  # those of the input, too, which `recover` keeps
-        if isinstance(caches.kmaps, LateMaps):
-            return
+        own = present(caches.kmaps)
+        sources = caches.kmaps.sources if isinstance(caches.kmaps, LateMaps) else []
+        there = {*own, *(key for source in sources for key in source.keys)}  # of another output, or a comparison
         made = [key for key in caches_of(captured).kmaps if any(step != 1 for step in key[2])]
-        late_keys = [key for key in made if key not in caches.kmaps]  # a comparison has them already
+        late_keys = [key for key in made if key not in there]
         if late_keys:
-            caches.kmaps = LateMaps.of(late_keys, late_keys, lambda: caches_of(recover()).kmaps)
+            late = LateMaps.of(late_keys, late_keys, lambda: caches_of(recover()).kmaps)
+            late.sources += sources
+            late.update(own)
+            caches.kmaps = late
 
     def allows_tf32(self) -> bool:
         with selection.standing_in("a GPU"):
@@ -87,6 +95,12 @@ class _Torchsparse(TensorProtocol):
         profile = _profile()
         tf32 = torch.cuda.is_available() and allow_tf32(profile, torch.device("cuda"))
         return profile, options.resolve(profile, None), tf32
+
+
+def _is_first(x: Any, cmaps: dict[Any, Any]) -> bool:
+    """Whether layers over `x` find its own coordinates at its stride."""
+    kept = cmaps.get(x.stride)
+    return kept is None or (kept[0] if isinstance(kept, tuple) else kept) is x.coords
 
 
 def _profile() -> profiles.Profile:

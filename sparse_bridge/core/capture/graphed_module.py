@@ -30,6 +30,7 @@ from .calls.structures import MISSING
 from .captured_model import ROWS
 from .graph_capture import GraphMemory, check_room, empty_cache, free_beside, in_trial, preserved_statistics, trial
 from .graph_key import GraphKey, key_of, root_of
+from .layer_requests import requests_of_layers
 from .model_graphs import ModelGraphs, served
 from .padded import PaddedInput
 from .ranks import assert_on_one_rank
@@ -112,7 +113,7 @@ class GraphedModule(ModelGraphs):
         assert tensors is not None and features is not None  # `root_of` has seen them
         with self.speculation.launch(self, root, features):
             if self.possible():
-                key = self.complete_key(key_of(tensors, call.x, features, call.constants))
+                key = self.complete_key(key_of(tensors, call.x, features, (call.constants, root.known)))
                 if self.by_box:
                     key = key._replace(label=(key.label, root.box))
                 return self.serve(self.kind_of(key), key, call, root)
@@ -269,19 +270,21 @@ class GraphedModule(ModelGraphs):
         """A graph was captured after a call that returned `out`."""
         return
 
-    def recording(self, key: GraphKey, root: Root) -> Recording | None:
-        """Of the last input in its box; None where inputs do not all have the same requests for now."""
-        return prefetch.recording_of(key.device, root.box, self.trains, len(root.coords))
+    def recording(self, key: GraphKey, call: Call, root: Root) -> Recording | None:
+        """Of inputs like that of the call; None where it asks for no maps. Raises Refusal."""
+        recording = None if root.known else prefetch.recording_of(key.device, root.box, self.trains, len(root.coords))
+        return recording or requests_of_layers(self, key, call, root)
 
     def record(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:
         """Capture a graph for calls like this one, which returned `out`, in the place of the kind's own."""
-        recording = self.recording(key, root)
-        if recording is None and not self.graphs:  # which may be over soon: graphs stay, and may be captured again
-            self.inconclusive.failed()
-        if recording is None or not kind.holds():
+        if not kind.holds():
             return
         try:
             with self.lock, torch.cuda.device(key.device), trial():
+                recording = self.recording(key, call, root)
+                if recording is None:
+                    self.inconclusive.failed()
+                    return
                 self.wait_for_last_replay()  # a trial replays maps in the memory that the graphs share
                 self.speculation.discard()
                 capacity = kind.capacity_for(len(root.coords))

@@ -4,7 +4,7 @@ before it goes on."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,10 +56,13 @@ class DataBounds:
 
 class Root(NamedTuple):
     """Coordinates of an input, int32 [N, 1 + D], batch first, axes in the order of the core, and
-    where they lie; exact bounds may still have to be learnt."""
+    where they lie; exact bounds may still have to be learnt.
+
+    known: names of the other levels that the framework keeps with the input, which layers in front of it made."""
 
     coords: torch.Tensor
     bounds: Box | DataBounds
+    known: frozenset[Hashable] = frozenset()
 
     @property
     def box(self) -> Box:

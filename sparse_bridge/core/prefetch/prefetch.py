@@ -15,9 +15,10 @@ every map is built at its request.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -46,6 +47,7 @@ _newest: dict[tuple[torch.device, int, Hashable], Recording] = {}
 _by_box: dict[tuple[torch.device, Box], Recording] = {}  # of the last inputs in a box
 _counts = dict.fromkeys(("prefetched", "requeued", "dropped"), 0)  # inputs
 _lock = threading.Lock()
+_local = threading.local()  # .recording: see `recorded`
 
 
 class UnboundedBuilder(BatchedBuilder):
@@ -136,7 +138,7 @@ def provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
         first = recording.step_of(cmap, req)
         if first is None:
             return requests.build(cmap, req)
-        store.recording = _begin(cmap, first, recording)
+        recording = store.recording = _begin(cmap, first, recording)
     built = recording.request(cmap, req)
     if built.store is not None:
         built.store.recording = recording
@@ -151,10 +153,26 @@ def announced(store: MapStore, cmap: CoordinateMap, name: Hashable) -> None:
             store.recording = recording
 
 
+@contextlib.contextmanager
+def recorded() -> Iterator[Recording]:
+    """The recording of the next input over which this thread asks for maps, of which nobody learns."""
+    outer = getattr(_local, "recording", None)
+    _local.recording = recording = Recording(0)
+    try:
+        yield recording
+    finally:
+        _local.recording = outer
+
+
 def _begin(cmap: CoordinateMap, first: Hashable, recording: Recording) -> Recording:
     """The recording of an input, `recording`, with steps prepared where inputs with the same first
     request have had the same requests."""
+    alone: Recording | None = getattr(_local, "recording", None)
+    if alone is not None and not alone.levels:
+        recording, alone.n_rows = alone, cmap.n_rows
     recording.levels[cmap], recording.stream = 0, targets.current_stream(cmap.device)
+    if alone is not None:
+        return recording
     if (maps := prepared_maps()) is not None:
         recording.prepared = maps.built_steps(cmap)
         # Layers in front of the module may have asked first: levels are those of all requests over the input.

@@ -256,15 +256,12 @@ class Recording:
         return last if trusted and last.next_expectation.seen >= policy.INPUTS_ALIKE else None
 
     def is_stable(self) -> bool:
-        """Whether the next input will probably have the same requests as this one: all, or so far at least half of
-        all, as those of an encoder whose decoder is still to come. Maps of a smaller part are better prefetched
-        together with the others."""
+        """Whether the next input will probably have the same requests as this one."""
         expected = self.expected
         if expected is not None and (expected.attempts.wait or expected.attempts.failures):
             return False
-        steps = tuple(self.steps)
-        lists = [(every, one.seen) for every, one in self.lists.items() if len(every) <= 2 * len(steps)]
-        seen = sum(n for every, n in lists if every[: len(steps)] == steps) + (self.next_expectation is None)
+        alike = self.lists.get(tuple(self.steps))
+        seen = (0 if alike is None else alike.seen) + (self.next_expectation is None)
         return 0 < len(self.steps) < policy.REQUESTS and seen >= policy.INPUTS_ALIKE
 
     def with_backward_views(self) -> Recording:

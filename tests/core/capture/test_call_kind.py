@@ -74,7 +74,7 @@ class Graphs(GraphedModule):
         self.events.append("replay")
         return call
 
-    def recording(self, key, root):
+    def recording(self, key, call, root):
         return self.last_recording
 
     def record_graph(self, kind, key, recording, capacity, call, root, out):

@@ -127,7 +127,7 @@ def test_a_program_that_makes_them(device, name, trains, kind):
             x = wrapped.grid(module, name, seed, device)
             return x.feats, x.coords
 
-        for seed in range(9):
+        for seed in range(12):
             found = apis.both(
                 model, plain, functools.partial(given, seed), trains, lambda out: [out[0].feats, out[1]], mode="graphs"
             )
@@ -137,7 +137,7 @@ def test_a_program_that_makes_them(device, name, trains, kind):
         assert replayed == {"Stack" if kind is Program else "Decoder"}
         if kind is Program:
             (whole,) = [one for one in graph_regions.summary() if one.name == "Program"]
-            assert "Grid" in whole.reason
+            assert "_layout" in whole.reason
 
 
 class Around(nn.Module):

@@ -49,6 +49,9 @@ class Tensors(Protocol):
     def capture_root(self, x: Any) -> Any:
         """The coordinates of `x` where a model over it may be captured; None where it may not."""
 
+    def levels_of(self, x: Any) -> frozenset[Hashable]:
+        """Names of the levels that the framework keeps with `x` beside its own."""
+
     def over(self, x: Any, features: torch.Tensor, root: Any) -> Any:
         """A sparse tensor like `x` over the coordinates `root`, without kernel maps."""
 

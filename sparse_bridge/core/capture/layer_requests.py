@@ -1,0 +1,52 @@
+"""The kernel maps that a model asks for of its own input, whatever has been asked of that before."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import torch
+
+from ...errors import SparseBridgeError
+from ...refusals import Refusal, Why
+from ..closed_world.kept import assert_no_mutation
+from ..conv.deferred import materialize
+from ..geometry.data_bounds import Root
+from ..maps.coordinate_map import CoordinateMap
+from ..prefetch import prefetch
+from ..prefetch.recording import Recording
+from .calls.input_proxies import Call
+from .captured_maps import own_random_numbers
+from .captured_model import OutputSpec
+from .graph_capture import preserved_statistics
+from .graph_key import GraphKey
+from .model_graphs import ModelGraphs
+
+
+def requests_of_layers(owner: ModelGraphs, key: GraphKey, call: Call, root: Root) -> Recording | None:
+    """The requests of a call's layers, which compute once more, over a sparse tensor without maps; None where there
+    are none.
+
+    Raises Refusal where they make a level that `root` has already: they would have taken that one."""
+    tensors, trains = key.tensors, torch.is_grad_enabled()
+    features = tensors.features_of(call.x)
+    assert features is not None
+    features = features.detach().requires_grad_(features.requires_grad)
+    start = functools.partial(tensors.over, call.x, features, CoordinateMap(root.coords.detach(), root.box))
+    unseen = assert_no_mutation(owner.model, tensors), preserved_statistics(owner.model), own_random_numbers(key.device)
+    with torch.inference_mode(False), torch.set_grad_enabled(trains), contextlib.ExitStack() as stack:
+        for manager in unseen:
+            stack.enter_context(manager)
+        recording = stack.enter_context(prefetch.recorded())
+        try:
+            spec = OutputSpec.of(call, owner.run_layers, start, set())
+            spec.for_each(tensors, materialize, tensors.features_of)
+        except SparseBridgeError as error:
+            if isinstance(error, Refusal) or not root.known:
+                raise
+            raise Refusal(Why.GRAPH_HAS_MAPS) from None  # a layer looks for one of these levels
+    if tensors.levels_of(spec.x) & root.known:
+        raise Refusal(Why.GRAPH_HAS_MAPS)
+    if not recording.steps:
+        return None
+    return recording.with_backward_views() if trains else recording

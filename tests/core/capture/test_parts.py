@@ -1,0 +1,141 @@
+"""Parts of a model that is not replayed: each is given a sparse tensor that has kernel maps and levels already."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sparse_bridge import policy, settings
+from sparse_bridge.adapters import protocol
+from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.refusals import Why
+
+from . import apis
+from .graph_sizes import graphs_of
+
+pytestmark = pytest.mark.emulated
+WIDTH = 8
+
+
+class Part(nn.Module):
+    """Layers one after the other, under a name of their own."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Stem(Part): ...
+
+
+class First(Part): ...
+
+
+class Second(Part): ...
+
+
+class Third(Part): ...
+
+
+class Back(Part): ...
+
+
+class Program(nn.Module):
+    """Counts its calls, which no graph would. way: what comes behind the parts."""
+
+    def __init__(self, layers, way):
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.calls = way, 0
+
+        def block(conv):
+            return layers.sequence(conv, layers.norm(WIDTH), layers.relu())
+
+        self.stem = Stem(block(layers.conv(4, WIDTH, "a")))
+        self.second = Second(block(layers.down(WIDTH, WIDTH, "d")), block(layers.conv(WIDTH, WIDTH, "b")))
+        self.third = Third(block(layers.conv(WIDTH, WIDTH, "b")), layers.conv(WIDTH, WIDTH, "e"))
+        self.up = layers.up(WIDTH, WIDTH, "d")
+        self.back = Back(block(layers.conv(WIDTH, WIDTH, "e")), layers.up(WIDTH, WIDTH, "d"))
+
+    def forward(self, x):
+        self.calls += 1
+        deep = self.third(self.second(self.stem(x)))
+        out = {"on": lambda y: y, "up": self.up, "back": self.back}[self.way](deep)
+        return {"out": out, "deep": deep}
+
+
+def outputs_of(mode, name, way, trains, device):
+    """All outputs, coordinates and gradients of some scenes, and what became of the parts, by name."""
+    with apis.standin(name) as module, settings.override(optimize=mode), torch.set_grad_enabled(trains):
+        model, values = Program(apis.Layers(module, name), way).to(device).train(trains), []
+        for seed in range(16):
+            model.zero_grad()
+            outputs = model(apis.scene(module, name, seed, device, 0.3 + 0.002 * seed))
+            features = apis.values_of(outputs)
+            if trains:
+                apis.loss_of(features).backward()
+            values += [*features, protocol.of(outputs["out"]).coordinates_of(outputs["out"]).clone()]
+            values += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        return values, {one.name: one for one in graph_regions.summary()}
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("way", ["on", "up", "back"])
+@pytest.mark.parametrize("name", apis.NAMES)
+def test_parts_of_a_program(device, rules, name, way, trains):
+    """A part that goes back to a level in front of it is not replayed."""
+    rules.hold(graphs_of(512, watched=True))
+    rules.set(policy, LEAST_LAYERS=2)
+    expected, _ = outputs_of("off", name, way, trains, device)
+    found, said = outputs_of("graphs", name, way, trains, device)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3 * float(theirs.detach().abs().max()))
+    for part in ("Second", "Third"):
+        outside = way != "on" and part == "Second" and Why.GRAPH_MAPS_OUTSIDE.name in str(said[part].reason)
+        assert said[part].hits > 2 or outside, said
+    if way == "back":
+        assert said["Back"].hits == 0 and said["Back"].reason is not None, said
+
+
+class Pair(nn.Module):
+    """Two branches from one level, each of which makes the next one by another kernel."""
+
+    def __init__(self, module):
+        super().__init__()
+        torch.manual_seed(0)
+
+        def down(size):
+            conv = module.MinkowskiConvolution(WIDTH, WIDTH, kernel_size=size, stride=2, dimension=3)
+            return conv, module.MinkowskiConvolution(WIDTH, WIDTH, kernel_size=3, dimension=3)
+
+        self.stem = Stem(module.MinkowskiConvolution(4, WIDTH, kernel_size=3, dimension=3))
+        self.first, self.second, self.calls = First(*down(2)), Second(*down(3)), 0
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.stem(x)
+        return self.first(x), self.second(x)
+
+
+def test_a_level_that_there_is_already(device, rules):
+    """The second branch would have to take the first one's level, so it is not replayed."""
+    rules.hold(graphs_of(512, watched=True))
+    rules.set(policy, LEAST_LAYERS=2)
+    found = {}
+    for mode in ("off", "graphs"):
+        with apis.standin("minkowski") as module, settings.override(optimize=mode), torch.no_grad():
+            model, found[mode] = Pair(module).to(device).eval(), []
+            for seed in range(12):
+                for y in model(apis.scene(module, "minkowski", seed, device, 0.3 + 0.002 * seed)):
+                    found[mode] += [(y.coordinate_map_key.get_key(), y.C.clone(), y.F.clone())]
+            said = {one.name: one for one in graph_regions.summary()}
+    assert said["First"].hits > 2 and said["Second"].hits == 0 and "GRAPH_HAS_MAPS" in said["Second"].reason
+    for mine, theirs in zip(found["graphs"], found["off"], strict=True):
+        assert mine[0] == theirs[0] and torch.equal(mine[1], theirs[1])
+        torch.testing.assert_close(mine[2], theirs[2])
