@@ -146,8 +146,16 @@ def test_tensors_over_other_rows(frameworks, name):  # noqa: F811
         "minkowski": lambda me: me.MinkowskiConvolution(feats.shape[1], 8, kernel_size=3, dimension=3),
     }[name](frameworks[name])
     behind = framework.capture_root(layer(x))
-    # Of spconv's maps it is known which layers over the same rows would build.
-    assert (behind is None) == (name != "spconv")
+    assert behind.coords.shape == root.coords.shape and not behind.known  # the layer made no level
+    strided = {
+        "spconv": lambda sp: sp.SparseConv3d(feats.shape[1], 8, 2, 2, indice_key="b"),
+        "torchsparse": lambda ts: ts.nn.Conv3d(feats.shape[1], 8, 2, stride=2),
+        "minkowski": lambda me: me.MinkowskiConvolution(feats.shape[1], 8, kernel_size=2, stride=2, dimension=3),
+    }[name](frameworks[name])
+    coarse = strided(x)
+    deeper = framework.capture_root(coarse)
+    assert deeper.known == framework.levels_of(coarse) and len(deeper.known) == (name != "spconv")
+    assert framework.levels_of(framework.over(coarse, framework.features_of(coarse), few)) == frozenset()
 
 
 def test_maps_that_are_made_when_wanted():

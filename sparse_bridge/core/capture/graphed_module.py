@@ -283,7 +283,8 @@ class GraphedModule(ModelGraphs):
             with self.lock, torch.cuda.device(key.device), trial():
                 recording = self.recording(key, call, root)
                 if recording is None:
-                    self.inconclusive.failed()
+                    if not self.graphs:  # else others will be captured again
+                        self.inconclusive.failed()
                     return
                 self.wait_for_last_replay()  # a trial replays maps in the memory that the graphs share
                 self.speculation.discard()

@@ -96,8 +96,22 @@ CHANGES = [moved, another_grid, more_items, fewer_rows, other_map, copied, made_
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_other_maps_are_one(sp, change):
-    assert root_of(change(sp, behind_a_layer(sp))) is None
+def test_layers_that_look_for_other_maps_are_refused(sp, change):
+    """They would be of another level, or of rows that are not these any more. Other layers are not."""
+    x = change(sp, behind_a_layer(sp))
+    key = "down" if change in (strided, back_up) else "a"
+    layer = sp.SubMConv3d if change is not strided else sp.SparseInverseConv3d
+    with pytest.raises(Refusal, match="GRAPH_HAS_MAPS"):
+        layer(4, 4, 2 if key == "down" else 3, indice_key=key)(padded(x))
+    y = sp.SubMConv3d(4, 4, 3, indice_key="b")(padded(x))
+    made = protocol.of(x).result(x, y, x.features, None, None)
+    protocol.of(x).keep_for(made, y, lambda: y, lambda rows: rows)
+    assert {*protocol.present(made.indice_dict)} == {*x.indice_dict} and {*made.indice_dict} == {*x.indice_dict, "b"}
+
+
+def test_other_maps_tell_calls_apart(sp):
+    plain, other = behind_a_layer(sp), copied(sp, behind_a_layer(sp))
+    assert protocol.of(plain).label(plain) != protocol.of(plain).label(other)
 
 
 def test_keys_that_several_kernels_share_are_one(sp):
