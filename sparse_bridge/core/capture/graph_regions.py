@@ -36,7 +36,7 @@ from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from ..prefetch import prefetch
 from . import padded
-from .calls.call import ReplayResult, call_of, other_inputs, read_constants
+from .calls.call import ReplayResult, call_of, other_inputs, read_constants, rows_of
 from .calls.frames import calls_under_way, constants_alive
 from .calls.input_proxies import RESUMED, Call, InputProxies, with_proxies
 from .calls.structures import MISSING, Tensors, wraps
@@ -273,10 +273,9 @@ class GraphRegion(served_forward.Server):
             if call is None or not mode.may_replay():
                 return
             dicts, parts = {**call_frame.dicts, **call.dicts}, {**call_frame.parts, **call.parts}
-            alive = constants_alive(
-                sys._getframe(1), _OUTER_CODE, lambda value: id(value) in dict_ids or _is_tensor(value)
-            )
-            constants = call.constants, alive, read_constants(dicts, mode.reads)
+            n_rows = rows_of(call.x, self.tensors_of)
+            alive = constants_alive(sys._getframe(1), _OUTER_CODE, {id(call.x), *dict_ids}, n_rows)
+            constants = call.constants, alive, read_constants(dicts, mode.reads, n_rows)
         except Refusal as error:
             mode.refuse(str(error))
             mode.attempts.failed()

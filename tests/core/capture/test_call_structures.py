@@ -95,9 +95,20 @@ class TestCalls:
 
     def test_of_tensors_only_the_kind_does(self):
         x = Sparse()
-        assert call(x, torch.ones(2)).constants == call(x, torch.zeros(5)).constants
-        for other in (torch.ones(2, 1), torch.ones(2).half(), torch.ones(2).requires_grad_()):
+        assert call(x, torch.ones(2)).constants == call(x, torch.zeros(2)).constants
+        others = torch.ones(2, 1), torch.ones(2).half(), torch.ones(2).requires_grad_(), torch.ones(5)
+        for other in others:
             assert call(x, torch.ones(2)).constants != call(x, other).constants
+        assert len({call(x, other).constants for other in others}) == len(others)
+
+    @pytest.mark.parametrize("around", [lambda t: t, lambda t: [t], lambda t: {"t": t}], ids=["alone", "list", "dict"])
+    def test_their_rows_do_not_where_these_are_those_of_the_sparse_tensor(self, around):
+        calls = []
+        for n_rows, size in ((3, 3), (4, 4), (4, 3)):
+            x = Sparse()
+            x.features = torch.zeros(n_rows, 2)
+            calls.append(call(x, around(torch.ones(size, 7)), reads=[((1,), "t")]).constants)
+        assert calls[0] == calls[1] != calls[2]
 
     def test_of_dictionaries_only_what_is_read(self):
         x = Sparse()
@@ -111,9 +122,9 @@ class TestCalls:
         assert call({"x": x}, reads=read).constants != of(1, read)
         with refused(Why.GRAPH_OBJECT):
             of(object(), read)
-        assert read_constants({(0,): {"a": {1: 2}}}, set(read)) == (((0,), "a", dict),)
-        assert read_constants({}, set(read)) == ()
-        assert read_constants({(0,): {}}, set(read)) == (((0,), "a", "missing"),)
+        assert read_constants({(0,): {"a": {1: 2}}}, set(read), 5) == (((0,), "a", dict),)
+        assert read_constants({}, set(read), 5) == ()
+        assert read_constants({(0,): {}}, set(read), 5) == (((0,), "a", "missing"),)
 
     def test_dictionaries_and_tensors_that_lie_deeper(self):
         inner, value, deep = {"c": 1}, torch.ones(1), torch.zeros(1)
@@ -133,9 +144,9 @@ class TestCalls:
 
     def test_what_has_a_value(self):
         """Functions and classes that hold no state."""
-        assert constant([1, "a"]) == (list, ((int, 1), (str, "a")))
+        assert constant([1, "a"], 5) == (list, ((int, 1), (str, "a")))
         for value in (torch.relu, torch.nn.ReLU, copy.copy, math.sqrt, lambda x: x, Sparse):
-            assert constant(value) == (type(value), value) != constant(torch.tanh)
+            assert constant(value, 5) == (type(value), value) != constant(torch.tanh, 5)
 
     @pytest.mark.parametrize(
         "value",
@@ -144,7 +155,7 @@ class TestCalls:
     )
     def test_what_has_none(self, value):
         with refused(Why.GRAPH_OBJECT):
-            constant(value)
+            constant(value, 5)
 
     def test_attributes_of_an_object_around_it(self):
         x = Sparse()

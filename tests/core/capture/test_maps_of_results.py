@@ -132,8 +132,7 @@ def test_what_a_program_finds(seen, look):
 
 @pytest.mark.parametrize("more", [2, 5])
 def test_a_model_whose_input_is_asked_for_more_maps_behind_it(seen, more):
-    """As an encoder's, whose decoder follows. Its own three are at least half of all, or they are prefetched with the
-    others, and no graph is captured."""
+    """As an encoder's, whose decoder follows: the graph makes its own maps alone."""
     hits = []
 
     def program(model, outside, scene):
@@ -148,7 +147,7 @@ def test_a_model_whose_input_is_asked_for_more_maps_behind_it(seen, more):
 
     theirs, mine, _ = seen(program)
     same(mine, theirs)
-    assert hits[0] == 0 and (hits[1] > 0) == (more == 2)
+    assert hits[0] == 0 and hits[1] > 0
 
 
 def test_what_a_second_model_makes_of_a_result(seen):

@@ -157,7 +157,7 @@ def test_arrays_in_local_variables(device):
 
     def alive(value):
         def innermost():
-            return frames.constants_alive(sys._getframe(), outermost.__code__, lambda _: False)
+            return frames.constants_alive(sys._getframe(), outermost.__code__, (), 5)
 
         def between(value):
             return innermost(), value

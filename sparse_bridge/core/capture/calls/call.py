@@ -17,7 +17,7 @@ import torch
 
 from ....refusals import Refusal, Why
 from .input_proxies import Call, InputProxies, with_proxies
-from .structures import PLAIN, attributes, is_plain, named, role_of, sparse_in, wraps
+from .structures import PLAIN, attributes, is_plain, named, role_of, sparse_in, tensor_constant, wraps
 
 
 class ReplayResult(NamedTuple):
@@ -29,14 +29,15 @@ class ReplayResult(NamedTuple):
     watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
-def constant(value: Any) -> Hashable:
-    """A value that distinguishes calls. Raises Refusal for objects that have none."""
+def constant(value: Any, n_rows: int) -> Hashable:
+    """A value that distinguishes calls with a sparse tensor of so many rows. Raises Refusal for objects that have
+    none."""
     if isinstance(value, PLAIN) or _is_code(value):
         return type(value), value
     if isinstance(value, torch.Tensor):
-        return torch.Tensor, value.ndim, value.dtype, value.requires_grad
+        return torch.Tensor, *tensor_constant(value, n_rows)
     if isinstance(value, (list, tuple)):
-        return type(value), tuple([constant(item) for item in value])
+        return type(value), tuple([constant(item, n_rows) for item in value])
     raise Refusal(Why.GRAPH_OBJECT, named(value))
 
 
@@ -56,20 +57,26 @@ def other_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict
     return arguments.dicts, arguments.parts
 
 
-def read_constants(dicts: Mapping[Any, dict[Any, Any]], reads: set[Any]) -> Hashable:
+def rows_of(x: Any, tensors_of: Callable[[Any], Any]) -> int:
+    """Rows of a sparse tensor; -1 where its features are something else."""
+    features = tensors_of(x).features_of(x)
+    return -1 if features is None or not features.ndim else features.shape[0]
+
+
+def read_constants(dicts: Mapping[Any, dict[Any, Any]], reads: set[Any], n_rows: int) -> Hashable:
     """What counts of dictionaries. Raises Refusal."""
     signature = []
     for path, key in sorted(reads, key=repr):
         own = dicts.get(path)
         if own is not None:
-            signature.append((path, key, _entry(own, key)))
+            signature.append((path, key, _entry(own, key, n_rows)))
     return tuple(signature)
 
 
-def _entry(own: dict[Any, Any], key: Any) -> Hashable:
+def _entry(own: dict[Any, Any], key: Any, n_rows: int) -> Hashable:
     if key not in own:
         return "missing"
-    return dict if type(own[key]) is dict else constant(own[key])
+    return dict if type(own[key]) is dict else constant(own[key], n_rows)
 
 
 def call_of(
@@ -102,19 +109,22 @@ def call_of(
         proxies = [with_proxies(part, inputs, (*prefix, name), x, arguments.is_tensor) for name, part in parts]
         return function(*proxies[: len(args)], **dict(zip(kwargs, proxies[len(args) :], strict=True)))
 
-    constants = signature, read_constants(arguments.dicts, reads)
+    n_rows = rows_of(arguments.sparse[0], tensors_of)
+    others = tuple([tensor_constant(tensor, n_rows) for tensor in arguments.tensors])
+    constants = signature, others, read_constants(arguments.dicts, reads, n_rows)
     return Call(arguments.sparse[0], rerun, constants, arguments.dicts, arguments.parts, tensors_of)
 
 
 class _Arguments:
     """What is in the arguments of a call.
 
-    sparse: tensors.  dicts, objects and parts: see `Call`; objects are parts.
+    sparse, tensors: of a framework, and of torch.  dicts, objects and parts: see `Call`; objects are parts.
     """
 
     def __init__(self, tensors_of: Callable[[Any], Any]) -> None:
         self._tensors_of = tensors_of
         self.sparse: list[Any] = []
+        self.tensors: list[torch.Tensor] = []
         self.dicts: dict[Any, dict[Any, Any]] = {}
         self.objects: dict[Any, Any] = {}
         self.parts: dict[Any, Any] = {}
@@ -138,7 +148,9 @@ class _Arguments:
             return self._object(value, path)
         if isinstance(value, torch.Tensor):
             self.parts[path] = value
-        return constant(value)
+            self.tensors.append(value)
+            return torch.Tensor
+        return constant(value, -1)
 
     def _dict(self, value: dict[Any, Any], path: Any) -> Hashable:
         self.dicts[path] = value
@@ -171,7 +183,7 @@ class _Arguments:
     def _part(self, own: Any, value: Any, path: Any, x: Any) -> Hashable:
         """The same of an attribute of an object around `x`."""
         if is_plain(value):
-            return constant(value)
+            return constant(value, -1)
         if isinstance(value, torch.Tensor):
             role = role_of(value, x, self._tensors_of(x))
             if role == "tensor":

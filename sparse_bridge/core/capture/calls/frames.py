@@ -1,11 +1,12 @@
-"""What a function that is under way still computes with: read from its bytecode."""
+"""What a function that is under way still computes with: read from its bytecode, as a compiler finds live variables."""
 
 from __future__ import annotations
 
 import dis
 import functools
 import types
-from collections.abc import Callable, Hashable, Iterator
+import weakref
+from collections.abc import Collection, Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,47 +15,88 @@ from torch import nn
 
 from ....refusals import Refusal, Why
 from .number_tensors import MOST
-from .structures import PLAIN, named
+from .structures import PLAIN, named, tensor_constant
 
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_NAME", "LOAD_CLASSDEREF")
 # Instructions by what they do to the stack: put values there, put a result in the place of operands, leave nothing.
 _PUSHES = (
     *_LOADS, "LOAD_GLOBAL", "LOAD_CONST", "LOAD_SMALL_INT", "LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT",
-    "PUSH_NULL", "RESUME", "NOP", "KW_NAMES", "CACHE", "EXTENDED_ARG", "NOT_TAKEN", "COPY_FREE_VARS", "MAKE_CELL",
+    "PUSH_NULL", "RESUME", "NOP", "SETUP_FINALLY", "POP_BLOCK", "KW_NAMES", "CACHE", "EXTENDED_ARG", "NOT_TAKEN",
+    "COPY_FREE_VARS", "MAKE_CELL",
 )  # fmt: skip
 _REPLACES = (
     "LOAD_ATTR", "LOAD_METHOD", "PRECALL", "CALL", "BUILD_", "BINARY_", "UNARY_", "COMPARE_OP", "IS_OP", "CONTAINS_OP",
     "TO_BOOL", "LIST_TO_TUPLE", "LIST_EXTEND", "DICT_MERGE", "FORMAT_",
 )  # fmt: skip
 _ENDS = ("POP_JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS")
+_ALWAYS_JUMP = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD_NO_INTERRUPT")
 _COPIES = ("COPY", "DUP_TOP")
 _STORE_LOAD = "STORE_FAST_LOAD_FAST"  # of two statements
 _CALL = nn.Module._call_impl.__code__
-_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
 
 
 @functools.lru_cache(maxsize=1024)
 def names_after(code: types.CodeType, at: int) -> frozenset[str]:
-    """Local variables that code may read after the instruction at byte `at`, or has read and not used yet."""
+    """Local variables whose values code may use after the instruction at byte `at`: it reads them before it writes
+    them, or has read them, and what it computed of them waits on the stack or is what a loop goes through.
+
+    Ways that end in an exception do not count: a call that takes one is not replayed."""
     instructions = list(dis.get_instructions(code))
-    if any(
-        instruction.offset > at
-        and "JUMP" in instruction.opname
-        and isinstance(instruction.argval, int)
-        and instruction.argval <= at
-        for instruction in instructions
-    ):  # a loop around it
-        return frozenset().union(*map(_read, instructions))
-    later = [instruction for instruction in instructions if instruction.offset > at]
-    statement = _statement([instruction for instruction in instructions if instruction.offset <= at])
-    return frozenset().union(*map(_read, later), *_on_stack(statement))
+    index = max(n for n, instruction in enumerate(instructions) if instruction.offset <= at)
+    names = set(_live_behind(instructions)[index])
+    names.update(*_on_stack(_statement(instructions[: index + 1])))
+    for n, loop in enumerate(instructions[:index]):
+        if loop.opname == "FOR_ITER" and loop.argval > at:
+            names.update(*map(_read, _statement(instructions[:n])))
+    return frozenset(names)
+
+
+def _live_behind(instructions: list[dis.Instruction]) -> list[frozenset[str]]:
+    """The variables that are live behind each instruction, by the usual backward iteration."""
+    numbers = {instruction.offset: n for n, instruction in enumerate(instructions)}
+    following = [_following(n, instruction, numbers) for n, instruction in enumerate(instructions)]
+    before: list[frozenset[str]] = [frozenset()] * len(instructions)
+    behind = list(before)
+    returns = [False] * len(instructions)  # whether some way from here ends without an exception
+    changed = True
+    while changed:
+        changed = False
+        for n in range(len(instructions) - 1, -1, -1):
+            instruction = instructions[n]
+            ends = instruction.opname.startswith("RETURN_") or any(returns[m] for m in following[n])
+            after = frozenset().union(*(before[m] for m in following[n]))
+            own = after.difference(_written(instruction)).union(_read(instruction)) if ends else frozenset()
+            changed = changed or (own, after, ends) != (before[n], behind[n], returns[n])
+            before[n], behind[n], returns[n] = own, after, ends
+    return behind
+
+
+def _following(n: int, instruction: dis.Instruction, numbers: dict[int, int]) -> list[int]:
+    """The numbers of the instructions that may come next, but for handlers of exceptions."""
+    name, found = instruction.opname, []
+    if not name.startswith(("RETURN_", "RAISE_", "RERAISE")) and name not in _ALWAYS_JUMP and n + 1 < len(numbers):
+        found.append(n + 1)
+    jumps = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
+    if jumps and not name.startswith("SETUP_"):
+        found.append(numbers[instruction.argval])
+    return found
+
+
+def _written(instruction: dis.Instruction) -> tuple[str, ...]:
+    """The local variables that an instruction writes."""
+    value = instruction.argval
+    if instruction.opname == _STORE_LOAD:
+        return value[:1]  # type: ignore[no-any-return]
+    if not instruction.opname.startswith(("STORE_FAST", "STORE_NAME", "DELETE_FAST")):
+        return ()
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _read(instruction: dis.Instruction) -> tuple[str, ...]:
     """The local variables that an instruction reads."""
     value = instruction.argval
     if instruction.opname == _STORE_LOAD:
-        return value[1:]  # type: ignore[no-any-return]
+        return value[1:] if value[0] != value[1] else ()
     if not instruction.opname.startswith(_LOADS):
         return ()
     return value if isinstance(value, tuple) else (value,)
@@ -118,32 +160,82 @@ def frames_between(inner: types.FrameType | None, outer: types.CodeType) -> Iter
         frame = frame.f_back
 
 
-def constants_alive(inner: types.FrameType | None, outer: types.CodeType, is_input: Callable[[Any], bool]) -> Hashable:
-    """The numbers and text, by name, that the frames between two still compute with.
+def constants_alive(
+    inner: types.FrameType | None, outer: types.CodeType, inputs: Collection[int], n_rows: int
+) -> Hashable:
+    """What the frames between two still compute with, by name: numbers, text, modules, functions, and what tensors are
+    besides their values.
 
-    is_input: whether a value is an input, which is looked at elsewhere.  Raises Refusal for other objects.
-    """
+    inputs: the ids of inputs, which are looked at elsewhere.  n_rows: of the sparse tensor; what has as many
+    is taken to follow it.  Raises Refusal for other objects."""
     constants: list[Any] = []
     for frame in frames_between(inner, outer):
         variables = frame.f_locals
         for name in sorted(names_after(frame.f_code, frame.f_lasti)):
             if name in variables:
-                constants.append((name, _constant(name, variables[name], is_input)))
+                constants.append((name, _Values(name, inputs, n_rows).constant(variables[name])))
     return tuple(constants)
 
 
-def _constant(name: str, value: Any, is_input: Callable[[Any], bool]) -> Hashable:
-    if isinstance(value, PLAIN):
-        return type(value), value
-    own = type(value) is np.ndarray or isinstance(value, np.generic)  # others hold more: which values are masked
-    if own and value.size <= MOST and value.dtype.kind in "biuf":
-        return type(value), str(value.dtype), value.shape, value.tobytes()
-    if isinstance(value, (torch.Tensor, nn.Module, *_CODE)) or is_input(value):
-        category: type = type(value)
-        return category
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple([_constant(name, item, is_input) for item in value])
-    if type(value) is dict:
-        parts = [(str(key), _constant(name, item, is_input)) for key, item in value.items()]
-        return dict, tuple(parts)
-    raise Refusal(Why.GRAPH_LOCAL, name, named(value))
+class _Identity:
+    """An object in a key, which does not keep it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value, self._number = weakref.ref(value), id(value)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        value = self._value()
+        return isinstance(other, _Identity) and value is not None and value is other._value()
+
+
+class _Values:
+    """The constants of one local variable."""
+
+    def __init__(self, name: str, inputs: Collection[int], n_rows: int) -> None:
+        self._name, self._inputs, self._n_rows = name, inputs, n_rows
+        self._under_way: list[Any] = []  # functions, which may hold themselves
+
+    def constant(self, value: Any) -> Hashable:
+        """Raises Refusal."""
+        if isinstance(value, (*PLAIN, types.ModuleType, type)):
+            return type(value), value
+        own = type(value) is np.ndarray or isinstance(value, np.generic)  # others hold more: which values are masked
+        if own and value.size <= MOST and value.dtype.kind in "biuf":
+            return type(value), str(value.dtype), value.shape, value.tobytes()
+        if isinstance(value, torch.Tensor):
+            return type(value), value.device, *tensor_constant(value, self._n_rows)
+        if isinstance(value, nn.Module):
+            return _Identity(value)
+        if id(value) in self._inputs:
+            return "input"
+        if isinstance(value, (list, tuple)):
+            return type(value), tuple([self.constant(item) for item in value])
+        if type(value) is dict:
+            return dict, tuple([(str(key), self.constant(item)) for key, item in value.items()])
+        return self._of_code(value)
+
+    def _of_code(self, value: Any) -> Hashable:
+        """A function by what it does: a program may define it anew in every call."""
+        owner = getattr(value, "__self__", None)
+        if isinstance(value, types.MethodType) and isinstance(owner, (nn.Module, type)):
+            return types.MethodType, self.constant(owner), self.constant(value.__func__)
+        if isinstance(value, types.BuiltinFunctionType) and isinstance(owner, (types.ModuleType, type(None))):
+            return types.BuiltinFunctionType, value
+        if not isinstance(value, types.FunctionType) or value.__dict__:
+            raise Refusal(Why.GRAPH_LOCAL, self._name, named(value))
+        if any(one is value for one in self._under_way):
+            return "itself"
+        self._under_way.append(value)
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+        held = cells, value.__defaults__ or (), value.__kwdefaults__ or {}
+        return types.FunctionType, value.__module__, value.__code__, self.constant(held)
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False

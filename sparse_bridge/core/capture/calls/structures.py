@@ -30,6 +30,13 @@ IsTensor = Callable[[Any], bool]
 Lookup = Callable[[Any], Any]
 
 
+def tensor_constant(value: torch.Tensor, n_rows: int) -> tuple[Hashable, ...]:
+    """What a program may ask of a tensor besides its values, but for its rows where these are the `n_rows` of the
+    sparse tensor."""
+    shape = tuple(value.shape)
+    return value.dtype, value.requires_grad, len(shape), shape[1:] if shape[:1] == (n_rows,) else shape
+
+
 class Tensors(Protocol):
     """How the sparse tensors of one framework are read and made anew; see
     `adapters.protocol.TensorProtocol`."""
