@@ -218,7 +218,7 @@ def constant(value, inputs=(), n_rows=5):
     def innermost():
         return frames.constants_alive(sys._getframe(), outermost.__code__, {id(one) for one in inputs}, n_rows)
 
-    ((name, found),) = outermost()[0]
+    _, (name, found) = outermost()[0]
     assert name == "held"
     return found
 
@@ -296,6 +296,9 @@ def test_a_key_does_not_keep_a_module():
 class Chosen(nn.Module):
     """Chooses in front of the network what comes behind it."""
 
+    def network(self, feats, coords, shape):
+        return self.inner(self.module[0].SparseConvTensor(feats, coords, shape, 2))["out"].features
+
     def __init__(self, module, inner, way):
         super().__init__()
         self.module, self.inner, self.way = [module], inner, way
@@ -304,6 +307,10 @@ class Chosen(nn.Module):
 
     def forward(self, feats, coords, shape, other):
         number = int(other.shape[1] > 2)
+        if self.way == "branch":
+            if number:
+                return self.network(feats, coords, shape)
+            return -self.network(feats, coords, shape)
         head, scale = self.heads[number], other
         if self.way == "function":
             head = (torch.tanh, torch.relu)[number]
@@ -322,7 +329,7 @@ class Chosen(nn.Module):
 @pytest.mark.emulated
 @pytest.mark.usefixtures("nothing_learnt")
 @pytest.mark.parametrize("trains", [False, True])
-@pytest.mark.parametrize("way", ["module", "function", "local function", "shape"])
+@pytest.mark.parametrize("way", ["module", "function", "local function", "shape", "branch"])
 def test_what_is_chosen_in_front_of_the_network(device, rules, way, trains):
     """Late, when replays have gone on for some time."""
     rules.hold(graphs_of(512, watched=True))

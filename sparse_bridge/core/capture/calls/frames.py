@@ -163,15 +163,16 @@ def frames_between(inner: types.FrameType | None, outer: types.CodeType) -> Iter
 def constants_alive(
     inner: types.FrameType | None, outer: types.CodeType, inputs: Collection[int], n_rows: int
 ) -> Hashable:
-    """What the frames between two still compute with, by name: numbers, text, modules, functions, and what tensors are
+    """Where the frames between two are, and what they still compute with, by name: numbers, text, modules, functions, and what tensors are
     besides their values.
 
     inputs: the ids of inputs, which are looked at elsewhere.  n_rows: of the sparse tensor; what has as many
     is taken to follow it.  Raises Refusal for other objects."""
     constants: list[Any] = []
     for frame in frames_between(inner, outer):
-        variables = frame.f_locals
-        for name in sorted(names_after(frame.f_code, frame.f_lasti)):
+        code, variables = frame.f_code, frame.f_locals
+        constants.append((code.co_filename, code.co_firstlineno, frame.f_lasti))  # one way of several
+        for name in sorted(names_after(code, frame.f_lasti)):
             if name in variables:
                 constants.append((name, _Values(name, inputs, n_rows).constant(variables[name])))
     return tuple(constants)
