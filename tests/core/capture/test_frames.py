@@ -71,6 +71,13 @@ def in_a_loop(feats, shape):
     return x
 
 
+def in_a_loop_behind_a_check(feats, shape):
+    assert feats, shape
+    for layer in [net]:
+        names = layer(feats)
+    return names
+
+
 def before_another_way(feats, shape):
     if feats:
         return net(made(feats, shape))
@@ -110,6 +117,7 @@ def before_it_is_written(feats, shape):
         behind_an_assertion,
         in_a_block,
         in_a_loop,
+        in_a_loop_behind_a_check,
         before_another_way,
         before_an_error,
         before_a_handler,

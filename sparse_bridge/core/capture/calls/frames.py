@@ -26,7 +26,7 @@ _PUSHES = (
 )  # fmt: skip
 _REPLACES = (
     "LOAD_ATTR", "LOAD_METHOD", "PRECALL", "CALL", "BUILD_", "BINARY_", "UNARY_", "COMPARE_OP", "IS_OP", "CONTAINS_OP",
-    "TO_BOOL", "LIST_TO_TUPLE", "LIST_EXTEND", "DICT_MERGE", "FORMAT_",
+    "TO_BOOL", "GET_ITER", "LIST_TO_TUPLE", "LIST_EXTEND", "DICT_MERGE", "FORMAT_",
 )  # fmt: skip
 _ENDS = ("POP_JUMP", "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS")
 _ALWAYS_JUMP = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD_NO_INTERRUPT")
@@ -44,10 +44,10 @@ def names_after(code: types.CodeType, at: int) -> frozenset[str]:
     instructions = list(dis.get_instructions(code))
     index = max(n for n, instruction in enumerate(instructions) if instruction.offset <= at)
     names = set(_live_behind(instructions)[index])
-    names.update(*_on_stack(_statement(instructions[: index + 1])))
+    names.update(*_on_stack(_statement(instructions[: index + 1]))[:-1])  # but for the result
     for n, loop in enumerate(instructions[:index]):
         if loop.opname == "FOR_ITER" and loop.argval > at:
-            names.update(*map(_read, _statement(instructions[:n])))
+            names.update(*_on_stack(_statement(instructions[:n])))
     return frozenset(names)
 
 
@@ -114,11 +114,11 @@ def _statement(instructions: list[dis.Instruction]) -> list[dis.Instruction]:
 
 
 def _on_stack(statement: list[dis.Instruction]) -> list[tuple[str, ...]]:
-    """The local variables from which the values are computed that wait for the last instruction's result; where that
-    cannot be told, all that the statement has read."""
-    every = [_read(instruction) for instruction in statement]
+    """The local variables from which each value is computed that a statement has on the stack, its result last; where
+    that cannot be told, all that it has read, and nothing."""
+    every = [*map(_read, statement), ()]
     stack: list[tuple[str, ...]] = []
-    for instruction, names in zip(statement, every, strict=True):
+    for instruction, names in zip(statement, every, strict=False):
         name = instruction.opname
         effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
         ends, pushes = name.startswith(_ENDS), name.startswith(_PUSHES) or name == _STORE_LOAD
@@ -136,7 +136,7 @@ def _on_stack(statement: list[dis.Instruction]) -> list[tuple[str, ...]]:
             return every
         if not ends:
             stack += [used] * (1 + max(0, effect))
-    return stack[:-1]
+    return stack
 
 
 def calls_under_way(frame: types.FrameType | None) -> Iterator[tuple[nn.Module, list[Any]]]:
