@@ -163,7 +163,8 @@ def frames_between(inner: types.FrameType | None, outer: types.CodeType) -> Iter
 def constants_alive(
     inner: types.FrameType | None, outer: types.CodeType, inputs: Collection[int], n_rows: int
 ) -> Hashable:
-    """Where the frames between two are, and what they still compute with, by name: numbers, text, modules, functions, and what tensors are
+    """Where the frames between two are, and what they still compute with, by name: numbers, text, modules,
+    functions, and what tensors are
     besides their values.
 
     inputs: the ids of inputs, which are looked at elsewhere.  n_rows: of the sparse tensor; what has as many
