@@ -6,6 +6,7 @@ import contextlib
 import sys
 from typing import Any
 
+from ...refusals import Refusal
 from ..closed_world.front import FrontAudit
 from .calls.call import ReplayResult, other_inputs
 from .calls.input_proxies import InputProxies
@@ -48,6 +49,13 @@ class CallFrame:
             front.refuse_effects()
             self._repeatable = True
         return self._repeatable
+
+    def may_run_again(self) -> bool:
+        """The same, where it does not matter why not."""
+        try:
+            return self.repeatable()
+        except Refusal:
+            return False
 
 
 class ShortCircuit(BaseException):
