@@ -106,7 +106,8 @@ class FrontAudit(Audit):
         reached = self._reached(readings)
         self._refuse_changed(reached)
         if reached.drawn is not None:
-            raise Refusal(Why.GRAPH_SIDE_EFFECT, *reached.drawn)
+            label, where = reached.drawn
+            raise Refusal(Why.GRAPH_SIDE_EFFECT, label, where)
 
     def _refuse_writes(self, code: CodeType, reading: Reading) -> None:
         """Raise Refusal where a function writes elsewhere."""

@@ -55,7 +55,7 @@ class Reading(Expressions):
 
     def _function(self, node: ast.Call, name: str, arguments: list[tuple[int | str, Tag]], every: Tag) -> Tag:
         if name in ("locals", "vars", "dir") and not arguments and name not in self.env:
-            self.problem(Why.GRAPH_READS_STATE, f"{name}()", node)
+            self.problem(Why.GRAPH_SIDE_EFFECT, name, node)  # what it reads cannot be followed
         return super()._function(node, name, arguments, every)
 
     def _bind_parameters(self, source: Source, parameters: Mapping[int | str, Tag]) -> None:
@@ -319,5 +319,4 @@ def _refuse_problems(code: CodeType, reading: Reading, after: int = 0) -> None:
     for why, what, line in reading.problems.values():
         if line < after:
             continue
-        details = ("dictionary of all variables",) if why is Why.GRAPH_READS_STATE else ()
-        raise Refusal(why, what, position(code, line), *details)
+        raise Refusal(why, what, position(code, line))
