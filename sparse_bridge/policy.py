@@ -89,6 +89,7 @@ LEAST_LAYERS = 4  # of a part of a model; fewer launch too little to be worth a 
 CAPTURE = Schedule(skip_first=6, longest_wait=1 << 10)  # calls of a kind: one is watched, the next captured
 CAPTURE_FAILURES = Schedule(failures=2)  # one may be an accident, such as a full memory
 CAPTURE_INCONCLUSIVE = Schedule(failures=8)  # trials that showed nothing; the next input often tells
+CAPTURE_CHANGES = Schedule(failures=4)  # of what a watched call read, at the next one; then it changes at each
 FRESH_INPUTS = Schedule(longest_wait=64)  # parts of a model have inputs with maps at every call, as the whole fails
 CALL_KINDS = 16  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
 KINDS_KEPT = 256  # of a model's calls; when there are more, those that no graph serves are forgotten

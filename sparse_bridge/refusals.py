@@ -132,6 +132,7 @@ class Why(enum.Enum):
     GRAPH_RETURNS_LESS = "it returns less over a padded input", _ONE_STRUCTURE
     # Which way it takes.
     GRAPH_BRANCH = "it does not always come to its sparse layers", "choose the branch outside"
+    GRAPH_FRONT = "nothing shows what it did in front of its sparse layers", None, _UNDECIDED
     GRAPH_NO_GRADIENT = (
         "its output does not depend on what is trained",
         "freeze the whole part, or call it under `torch.no_grad()`",

@@ -12,7 +12,8 @@ from . import padded
 class CallKind:
     """graphs: with memory for so many rows (`capacity`), the largest last; a smaller one is there where
     many calls are small, as kernels over few rows want other tiles.  attempts: to watch a call, then to
-    capture.  guards: of what a watched call read; None: none has been watched.  trial: what the
+    capture.  guards: of what a watched call read; None: none has been watched.  changes: guards that did not hold at
+    the next attempt, since the last capture.  trial: what the
     trial over a padded input found out, if there was one.  comparisons: of replays with the layers.
     verified: columns of the box in which inputs may differ from the captured one.  replays: by these
     graphs.  small_calls: of them, since the last capture.  idle: calls in a row that the largest graph
@@ -24,6 +25,7 @@ class CallKind:
         self.graphs: list[Any] = []
         self.replays = self.small_calls = self.idle = self.served = 0
         self.guards: Guards | None = None
+        self.changes = policy.Attempts(policy.CAPTURE_CHANGES)
         self.most_rows = self.most_small = 0  # of the calls since the last capture, and of the small ones among them
         self.forget_trial()
 
@@ -54,6 +56,7 @@ class CallKind:
         graph.verified, graph.capacity, graph.tried = self.verified, capacity, False
         self.graphs.insert(0, graph)
         self.most_rows = self.most_small = self.small_calls = self.idle = 0
+        self.changes.learn(True)
 
     def holds(self) -> bool:
         """Whether a call was watched, and what it read is the same still."""
@@ -68,6 +71,12 @@ class CallKind:
         every, first = settings.get().compare_every, not graph.tried
         graph.tried = True
         return every > 0 and (self.comparisons.due() or first or self.comparisons.occasions % every == 0)
+
+    def comparison_ahead(self) -> bool:
+        """Whether the next call is likely to be compared."""
+        every, number = settings.get().compare_every, self.comparisons.occasions + 1
+        fresh = any(not graph.tried for graph in self.graphs)
+        return every > 0 and (fresh or not number & (number - 1) or number % every == 0)
 
     def comparison_showed_nothing(self) -> None:
         """The graph had too little memory for a level: comparisons begin anew after the next call, which may ask for

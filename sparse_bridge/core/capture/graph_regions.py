@@ -36,7 +36,8 @@ from ..maps.map_cache import MapStore
 from ..maps.request import BuiltMap, MapRequest
 from ..prefetch import prefetch
 from . import padded
-from .calls.call import ReplayResult, call_of, other_inputs, read_constants, rows_of
+from .call_frame import CallFrame, ShortCircuit
+from .calls.call import call_of, read_constants, rows_of
 from .calls.frames import calls_under_way, constants_alive
 from .calls.input_proxies import RESUMED, Call, InputProxies, with_proxies
 from .calls.structures import MISSING, Tensors, wraps
@@ -190,30 +191,8 @@ def _servable(module: nn.Module) -> bool:
     return hooks.plain(module) and served_forward.possible(module) and "_is_replica" not in module.__dict__
 
 
-class _CallFrame:
-    """One call of a module that makes its sparse tensor itself.
-
-    proxies: in a trial, of the inputs; reads and writes count from the resume point on.
-    """
-
-    def __init__(self, region: GraphRegion, args: Any, kwargs: Any, proxies: InputProxies | None = None) -> None:
-        self.region, self.args, self.kwargs, self.proxies = region, args, kwargs, proxies
-        self.dicts, self.parts = other_inputs(args, kwargs)
-        self.initial = {path: dict(own) for path, own in self.dicts.items()}
-        self.entered = False
-        self.result: ReplayResult | None = None
-        self.watches = contextlib.ExitStack()  # what is entered at the resume point, until the call ends
-
-
-class _ShortCircuit(BaseException):
-    """Leaves a forward whose result is known already."""
-
-    def __init__(self, call_frame: _CallFrame, value: Any) -> None:
-        self.call_frame, self.value = call_frame, value
-
-
 @contextlib.contextmanager
-def _entered(call_frame: _CallFrame | None) -> Iterator[None]:
+def _entered(call_frame: CallFrame | None) -> Iterator[None]:
     outer = getattr(_local, "call_frame", None)
     _local.call_frame = call_frame
     try:
@@ -238,7 +217,7 @@ class GraphRegion(served_forward.Server):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.traced():  # first: nobody can trace the rest
             return self.run_layers(*args, **kwargs)
-        call_frame: _CallFrame | None = getattr(_local, "call_frame", None)
+        call_frame: CallFrame | None = getattr(_local, "call_frame", None)
         inside = call_frame is not None and call_frame.proxies is not None  # of a trial
         if inside or not (self.asked or enabled()) or in_trial() or padded.current() is not None:
             return self.run_layers(*args, **kwargs)
@@ -250,22 +229,25 @@ class GraphRegion(served_forward.Server):
         return out
 
     def _call_to_resume_point(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call_frame = _CallFrame(self, args, kwargs)
+        call_frame = CallFrame(self, args, kwargs)
         try:
             with _entered(call_frame), call_frame.watches:
+                call_frame.watch_front(self.replayer.mode())
                 out = self.run_layers(*args, **kwargs)
             if call_frame.result is not None:
                 call_frame.result.computed(out)
-        except _ShortCircuit as short:
+        except ShortCircuit as short:
             if short.call_frame is not call_frame:
                 raise
             return short.value
         finally:
-            call_frame.result = None  # it knows the frame, and both would wait for the garbage collector
+            # It knows the frame, and both would wait for the garbage collector.
+            call_frame.result = call_frame.front = None
         return out
 
-    def enter(self, call_frame: _CallFrame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The resume point was called. Raises _ShortCircuit where a graph has the result."""
+    def enter(self, call_frame: CallFrame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The resume point was called. Raises ShortCircuit where a graph has the result."""
+        call_frame.end_front()
         mode = self.replayer.mode()
         dict_ids = {id(entries) for entries in call_frame.dicts.values()}
         try:
@@ -281,15 +263,18 @@ class GraphRegion(served_forward.Server):
             mode.attempts.failed()
             return
         rerun = functools.partial(self._rerun, call_frame)
-        call_frame.result = mode.try_call(Call(call.x, rerun, constants, dicts, parts, self.tensors_of))
+        whole = Call(call.x, rerun, constants, dicts, parts, self.tensors_of, repeatable=call_frame.repeatable)
+        call_frame.result = mode.try_call(whole)
         if call_frame.result is None:
             return
         if call_frame.result.output is not MISSING:
-            raise _ShortCircuit(call_frame, call_frame.result.output)
+            raise ShortCircuit(call_frame, call_frame.result.output)
         call_frame.watches.enter_context(call_frame.result.watch)
 
-    def _rerun(self, call_frame: _CallFrame, function: Callable[..., Any], proxies: InputProxies) -> Any:
-        rerun_frame = _CallFrame(self, (), {}, proxies)
+    def _rerun(self, call_frame: CallFrame, function: Callable[..., Any], proxies: InputProxies) -> Any:
+        if not call_frame.may_run_again():  # in a comparison: a capture has asked before
+            raise Refusal(Why.GRAPH_FRONT)
+        rerun_frame = CallFrame(self, (), {}, proxies)
         proxies.initial = call_frame.initial
         args = [with_proxies(argument, proxies, (n,)) for n, argument in enumerate(call_frame.args)]
         kwargs = {key: with_proxies(argument, proxies, (key,)) for key, argument in call_frame.kwargs.items()}
@@ -325,7 +310,7 @@ class _ResumePoint(served_forward.Server):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.traced():
             return self.run_layers(*args, **kwargs)
-        call_frame: _CallFrame | None = getattr(_local, "call_frame", None)
+        call_frame: CallFrame | None = getattr(_local, "call_frame", None)
         if call_frame is None or call_frame.entered or call_frame.region.resume_point is not self:
             return self.run_layers(*args, **kwargs)
         call_frame.entered = True

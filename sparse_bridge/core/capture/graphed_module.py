@@ -174,20 +174,36 @@ class GraphedModule(ModelGraphs):
         self.look_for_modules()
         try:
             assert_on_one_rank(self.modules)
+            if kind.holds():
+                if call.repeatable():
+                    record = functools.partial(self.record, kind, key, self.before_layers(call), root)
+                    return ReplayResult(MISSING, record)
+                self.rerun_due = True
+                return ReplayResult(MISSING)
         except Refusal as error:
             self.failed(error)
             return ReplayResult(MISSING)
-        if kind.holds():
-            return ReplayResult(MISSING, functools.partial(self.record, kind, key, self.before_layers(call), root))
+        if not self._settles(kind):
+            return ReplayResult(MISSING)
         audit = Audit(self.model, key.tensors)
 
         def watched(_: Any) -> None:
             try:
                 kind.guards = audit.guards()
+                self.rerun_due = True
             except Refusal as error:
                 self.failed(error)
 
         return ReplayResult(MISSING, watched, audit)
+
+    def _settles(self, kind: CallKind) -> bool:
+        """Whether to watch a call, as guards do not hold; where they never do, the model gives up: parts may."""
+        if kind.guards is not None:
+            self.decline(Why.GRAPH_CHANGED, kind.guards.changed())
+            kind.changes.failed()
+            if kind.changes.over and not self.graphs:
+                self.drop(str(self.declined))
+        return not kind.changes.over
 
     def _check_kinds(self, kind: CallKind) -> None:
         """Say where calls are of ever more kinds, and let go of graphs that serve few of them: parts of the model may
@@ -311,7 +327,7 @@ class GraphedModule(ModelGraphs):
                     self.undecided = self.declined = None
                     self.inconclusive.learn(True)
                     kind.take(graph, capacity)
-                    self.latest = kind
+                    self.latest, self.rerun_due = kind, False
                     self.recorded(graph, call, out)
                 elif (len(self.reads), self.by_box) == guards:
                     self.inconclusive.failed()

@@ -177,10 +177,10 @@ def _globals_of(state: State, code: CodeType, reading: Reading, names: dict[str,
     """Guard what the names from outside of a function stand for, with these globals. Raises Refusal."""
     for key, name in reading.names.items():
         if name.imported or name.root not in code.co_freevars:
-            _resolve(state, name, names, position(code, name.line), key in reading.handed)
+            resolve(state, name, names, position(code, name.line), key in reading.handed)
 
 
-def _resolve(state: State, name: Name, names: dict[str, Any], where: str, handed: bool) -> None:
+def resolve(state: State, name: Name, names: dict[str, Any], where: str, handed: bool) -> None:
     """A name of a function with these globals. handed: what it stands for may be called unseen. Raises Refusal."""
     if name.imported:
         module = _module(name.root, names)

@@ -40,7 +40,7 @@ def refuse_kept(
     modules: by what the program calls them.  stored, changed: see `Watch`.
     """
     for label, module in modules.items():
-        (attributes, contents), now = before[id(module)], module.__dict__
+        attributes, now = before[id(module)][0], module.__dict__
         if id(module) in trusted:
             _refuse_switched(module, label, attributes)
             continue
@@ -48,9 +48,19 @@ def refuse_kept(
             if not equal(attributes.get(name, _ABSENT), now.get(name, _ABSENT)) and not is_own(now.get(name)):
                 where = stored.get((id(module), name), "in the call")
                 raise Refusal(Why.GRAPH_WRITES_STATE, f"{label}.{name}", where)
-        for name, items in _contents(module).items():
+        refuse_contents({label: module}, trusted, before, changed)
+
+
+def refuse_contents(
+    modules: Mapping[str, nn.Module], trusted: set[int], before: Before, changed: Mapping[int, str]
+) -> None:
+    """Raise Refusal where a container in an attribute of the program's modules holds something else than before."""
+    for label, module in modules.items():
+        contents = before[id(module)][1]
+        for name, items in _contents(module).items() if id(module) not in trusted else ():
             if name in contents and not _same(contents[name], items):
-                raise Refusal(Why.GRAPH_WRITES_STATE, f"{label}.{name}", changed.get(id(now[name]), "in the call"))
+                where = changed.get(id(module.__dict__[name]), "in the call")
+                raise Refusal(Why.GRAPH_WRITES_STATE, f"{label}.{name}", where)
 
 
 def _refuse_switched(module: nn.Module, label: str, before: Mapping[str, Any]) -> None:

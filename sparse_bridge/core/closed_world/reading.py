@@ -53,6 +53,11 @@ class Reading(Expressions):
             if self.env == before:
                 break
 
+    def _function(self, node: ast.Call, name: str, arguments: list[tuple[int | str, Tag]], every: Tag) -> Tag:
+        if name in ("locals", "vars", "dir") and not arguments and name not in self.env:
+            self.problem(Why.GRAPH_SIDE_EFFECT, name, node)  # what it reads cannot be followed
+        return super()._function(node, name, arguments, every)
+
     def _bind_parameters(self, source: Source, parameters: Mapping[int | str, Tag]) -> None:
         arguments = source.node.args
         positional = [*arguments.posonlyargs, *arguments.args]
@@ -222,10 +227,21 @@ def readings_of(
     after: Mapping[CodeType, int],
     modules: frozenset[int],
 ) -> dict[CodeType, Reading]:
-    """The functions of a program that ran, read until what they pass to each other is known. Raises Refusal.
+    """The functions of a program that ran. Raises Refusal where a graph could not repeat what they do.
 
     ran: with their owners.  rows, after, modules: see `Watch`.
     """
+    readings = read(ran, rows, modules)
+    for code, reading in readings.items():
+        _refuse_problems(code, reading, _first_line(_source(code).node, after.get(code, 0)))
+    return readings
+
+
+def read(
+    ran: Mapping[CodeType, Mapping[int, bool]], rows: Iterable[tuple[str, int]], modules: frozenset[int]
+) -> dict[CodeType, Reading]:
+    """The same, read until what they pass to each other is known, whatever they do. Raises Refusal where there is no
+    source."""
     sources = {code: _source(code) for code in ran}
     nodes = {id(source.node) for source in sources.values()}
     parameters = {code: _of_owner(code, owners) for code, owners in ran.items()}
@@ -244,8 +260,6 @@ def readings_of(
         _pass_on(readings, sources, parameters, ran)
         if before == (parameters, returns):
             break
-    for code, reading in readings.items():
-        _refuse_problems(code, reading, _first_line(sources[code].node, after.get(code, 0)))
     return readings
 
 

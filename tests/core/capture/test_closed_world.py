@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
+import random
 import sys
+import time
 import types
+import warnings
 
+import numpy as np
 import pytest
 import torch
 
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.closed_world import guards as guards_module
 from sparse_bridge.core.closed_world.audit import Audit
+from sparse_bridge.core.closed_world.front import FrontAudit
 from sparse_bridge.refusals import Refusal, Verdict, Why
 from tests.adapters.spconv import apis
 from tests.core.capture import closed_programs, closed_settings
@@ -191,6 +197,80 @@ def test_what_comes_before_the_point_of_resumption_does_not_count(sp, behind):
             audit.guards()
     else:
         assert audit.guards().hold()
+
+
+class AllVariables(closed_programs.Net):
+    """Reads its variables by names that are not in sight."""
+
+    def forward(self, x, way):
+        factor = 2.0
+        x = self.b(self.a(x))
+        own = {"locals": locals, "vars": vars, "dir": dir}
+        if way == "locals":
+            factor = locals()["factor"]
+        elif way == "vars":
+            factor = vars()["factor"]
+        elif way == "eval":
+            factor = eval("factor")
+        elif way == "exec":
+            exec("factor = 3.0")
+        elif way == "frame":
+            factor = sys._getframe(0).f_locals["factor"]
+        return closed_programs.times(x, factor * len(own))
+
+
+@pytest.mark.parametrize("way", ["locals", "vars", "eval", "exec", "frame"])
+def test_variables_that_are_read_by_other_names(sp, way):
+    model, x = AllVariables(sp), scene(sp, "spconv", 1, "cpu")
+    with Audit(model, protocol.made_by(type(x))) as audit:
+        model(x, way)
+    with pytest.raises(Refusal, match=r"\(test_closed_world.py:\d+\)"):
+        audit.guards()
+
+
+class Fronted(closed_programs.Net):
+    """Comes to its sparse layers with the audit of what is in front of them."""
+
+    def forward(self, x, front):
+        front()
+        self.audit.stop(sys._getframe(0))
+        print("behind")
+        return self.b(self.a(x))
+
+
+def looks():
+    return time.perf_counter(), os.environ.get("NO_SUCH_NAME"), int(torch.ones(2).sum()), [1].append(2)
+
+
+def draws_from_a_generator():
+    return DRAWS.rand()
+
+
+DRAWS, NOTED = np.random.RandomState(0), set()
+EFFECTS = [
+    lambda: print("front"),
+    lambda: NOTED.add(1),
+    lambda: random.random(),
+    lambda: np.random.rand(),
+    draws_from_a_generator,
+    lambda: warnings.warn("front", stacklevel=1),
+    lambda: torch.manual_seed(0),
+]
+
+
+@pytest.mark.parametrize("front", [*EFFECTS, looks, lambda: None])
+@pytest.mark.filterwarnings("ignore:front")
+def test_what_may_run_twice_in_front_of_sparse_layers(sp, front):
+    model, x = Fronted(sp), scene(sp, "spconv", 1, "cpu")
+    model.audit = FrontAudit(model, protocol.made_by(type(x)))
+    with torch.random.fork_rng(), model.audit:
+        model(x, front)
+    assert sys.getprofile() is None
+    if front in EFFECTS:
+        with pytest.raises(Refusal, match=r"GRAPH_SIDE_EFFECT|GRAPH_WRITES_STATE"):
+            model.audit.refuse_effects()
+    else:
+        model.audit.refuse_effects()
 
 
 def test_somebody_else_s_profiler_stays(sp):

@@ -164,8 +164,7 @@ def constants_alive(
     inner: types.FrameType | None, outer: types.CodeType, inputs: Collection[int], n_rows: int
 ) -> Hashable:
     """Where the frames between two are, and what they still compute with, by name: numbers, text, modules,
-    functions, and what tensors are
-    besides their values.
+    functions, and what tensors are besides their values.
 
     inputs: the ids of inputs, which are looked at elsewhere.  n_rows: of the sparse tensor; what has as many
     is taken to follow it.  Raises Refusal for other objects."""

@@ -26,7 +26,8 @@ class Call(NamedTuple):
     the place of x and proxies of dictionaries and objects, see `InputProxies`.  constants:
     what else counts, by value.  dicts: the dictionaries among the inputs, by path; parts: objects
     around x, what lies in them, and other tensors.  tensors_of: the framework of x.  buffers: the model's
-    before the call, by name, where its results are to be compared."""
+    before the call, by name, where its results are to be compared.  repeatable: whether `rerun` does nothing that
+    outlasts the call, as far as is known; raises Refusal where it does."""
 
     x: Any
     rerun: Callable[[Callable[..., Any], InputProxies], Any]
@@ -35,6 +36,7 @@ class Call(NamedTuple):
     parts: Mapping[Any, Any]
     tensors_of: Callable[[Any], Any]
     buffers: Mapping[str, torch.Tensor] = types.MappingProxyType({})
+    repeatable: Callable[[], bool] = lambda: True
 
     def input_at(self, path: Any) -> Any:
         """The input with this path; () for x. Raises Refusal."""
