@@ -93,6 +93,9 @@ CAPTURE_CHANGES = Schedule(failures=4)  # of what a watched call read, at the ne
 FRESH_INPUTS = Schedule(longest_wait=64)  # parts of a model have inputs with maps at every call, as the whole fails
 CALL_KINDS = 16  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
 KINDS_KEPT = 256  # of a model's calls; when there are more, those that no graph serves are forgotten
+VAIN_GRAPHS = 3  # that went for others before they had served REPLAYS_SETTLED calls; those are of too many kinds
+HINDERED = Schedule(failures=8)  # calls that hooks or modes stand against; then modules inside are tried
+HINDERED_AGAIN = Schedule(longest_wait=1 << 10)  # looks at such a module again, as hooks may be gone
 GRAPHS = 3  # of a model, for as many kinds of calls; the one that has not served for longest goes
 STREAM_GRAPHS = 96  # that were captured on one stream, as they go together; a model has at most 24 in use
 COMPARISONS = Schedule(always_until=1, max_tries=9)  # replays 1, 2, 4 ... 256 of a kind are compared with the layers

@@ -52,7 +52,7 @@ class Why(enum.Enum):
     GRAPH_ATTRIBUTE = "{!r} of the {} that it is given is a {}", _ARGUMENTS
     GRAPH_TWO_PLACES = "it is given one object in two places", _ARGUMENTS
     GRAPH_NEW_KINDS = (
-        "its calls are of ever new kinds: {}, {} were replayed",
+        "its calls are of ever new kinds: {}, {} were replayed; {}",
         "keep what changes from call to call in tensors, not in numbers, text or shapes",
     )
     GRAPH_FEATURES = "its sparse tensor has no features [N, C]", _ARGUMENTS
@@ -85,6 +85,14 @@ class Why(enum.Enum):
     GRAPH_HOOKS = (
         "a module or parameter of it has hooks, a buffer a gradient, or it trains where none are recorded",
         "take the hooks off, and call `.eval()` for inference",
+    )
+    GRAPH_OTHER_MODE = (
+        "gradients are recorded in one part of it, and not in another",
+        "nothing: its parts are replayed",
+    )
+    GRAPH_STEP_OPEN = (
+        "another step of the model waits for its backward pass",
+        "go backward first, or hand over both inputs as one batch",
     )
     GRAPH_CHANGED = (
         "something that it reads has changed: {}",

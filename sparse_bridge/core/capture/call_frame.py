@@ -6,6 +6,8 @@ import contextlib
 import sys
 from typing import Any
 
+import torch
+
 from ...refusals import Refusal
 from ..closed_world.front import FrontAudit
 from .calls.call import ReplayResult, other_inputs
@@ -21,7 +23,7 @@ class CallFrame:
         self.region, self.args, self.kwargs, self.proxies = region, args, kwargs, proxies
         self.dicts, self.parts = other_inputs(args, kwargs)
         self.initial = {path: dict(own) for path, own in self.dicts.items()}
-        self.entered = False
+        self.entered, self.records_gradients = False, torch.is_grad_enabled()
         self.result: ReplayResult | None = None
         self.watches = contextlib.ExitStack()  # what is entered at the resume point, until the call ends
         self.front: FrontAudit | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +37,48 @@ class GraphKey(NamedTuple):
     label: Hashable
     constants: Hashable
     switches: tuple[Any, ...]
+
+
+_FIELDS = {
+    "tensors": "its framework",
+    "device": "its device",
+    "dtype": "the dtype of its features",
+    "autocast": "the dtype of autocast",
+    "channels": "the number of its channels",
+    "label": "what its sparse tensor says of itself",
+    "constants": "an argument",
+    "switches": "a setting, or a mode of a module",
+}
+
+
+def difference(before: Hashable, now: Hashable) -> str:
+    """What tells two calls apart first, with both values."""
+    name, *values = _difference("the call", before, now)
+    return "{} was {}, is {}".format(name, *map(reprlib.repr, values))
+
+
+def _difference(name: str, before: Any, now: Any) -> tuple[str, Any, Any]:
+    if isinstance(before, GraphKey) and isinstance(now, GraphKey):
+        names: Sequence[str] = [_FIELDS[field] for field in GraphKey._fields]
+    elif type(before) is type(now) is tuple and len(before) == len(now) > 0:
+        if before[0] == now[0]:
+            name = _named(name, before)
+        names = [name] * len(now)
+    else:
+        return name, before, now
+    pairs = zip(names, before, now, strict=True)
+    return next((_difference(*pair) for pair in pairs if pair[1] != pair[2]), (name, before, now))
+
+
+def _named(name: str, part: tuple[Any, ...]) -> str:
+    """The name of a part that is preceded by it: an argument, an attribute, a local variable, or a dictionary's entry
+    behind the path to that."""
+    first = part[0]
+    if len(part) == 2 and isinstance(first, str):
+        return repr(first)
+    if len(part) == 2 and type(first) is int:
+        return f"argument {first + 1}"
+    return repr(part[1]) if len(part) == 3 and type(first) is tuple and isinstance(part[1], str) else name
 
 
 def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:

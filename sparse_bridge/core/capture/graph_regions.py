@@ -43,6 +43,7 @@ from .calls.input_proxies import RESUMED, Call, InputProxies, with_proxies
 from .calls.structures import MISSING, Tensors, wraps
 from .graph_capture import in_trial
 from .model_graphs import announced
+from .refused_modules import RefusedModules
 from .replay import Replayer, Summary
 from .replay_training import TrainingReplayer
 
@@ -50,8 +51,7 @@ _TensorsOf = Callable[[Any], "Tensors | None"]
 _lock = threading.RLock()
 _local = threading.local()
 _regions: MutableMapping[nn.Module, GraphRegion] = WeakIdKeyDictionary()  # modules may be equal to others
-_refused: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
-_exhausted: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()  # innermost, with nothing to find around them
+_refused = RefusedModules()
 
 
 def _nobody(_: Any) -> Any:
@@ -92,7 +92,7 @@ def _provide(store: MapStore, cmap: CoordinateMap, req: MapRequest) -> BuiltMap:
 def tried() -> list[tuple[nn.Module, Replayer | str]]:
     """Modules that were tried: with what serves their calls, or with why none is replayed."""
     with _lock:
-        return [*((module, region.replayer) for module, region in _regions.items()), *_refused.items()]
+        return [*((module, region.replayer) for module, region in _regions.items()), *_refused.reasons()]
 
 
 def region_of(module: nn.Module) -> GraphRegion | None:
@@ -119,7 +119,7 @@ def serve(model: nn.Module, tensors_of: _TensorsOf) -> GraphRegion:
 def end(model: nn.Module) -> None:
     """Have the model's own forward called again."""
     with _lock:
-        _refused.pop(model, None)
+        _refused.forget(model)
         if (found := _regions.pop(model, None)) is not None:
             found.uninstall()
 
@@ -132,7 +132,6 @@ def uninstalled() -> Iterator[None]:
         for module in [module for module, region in _regions.items() if not region.asked]:
             del _regions[module]
         _refused.clear()
-        _exhausted.clear()
         yield
 
 
@@ -160,13 +159,13 @@ def _holds_sparse(value: Any) -> bool:
 def _install_region(frame: types.FrameType | None) -> None:
     """Have the largest module around a layer that may be replayed served by a region."""
     calls = [(one, any(map(_holds_sparse, inputs))) for one, inputs in calls_under_way(frame)][::-1]  # outermost first
-    if not calls or calls[-1][0] in _exhausted:
+    if not calls or _refused.exhausted(calls[-1][0]):
         return
     with _lock:
         if any(one in _regions or served_forward.asked(one) or not hooks.may_be_replayed(one) for one, _ in calls):
             return
         for depth, (module, takes_sparse) in enumerate(calls):
-            if module in _refused or not _possible(module):
+            if not (_possible(module) and _refused.may_be_tried(module, _regions)):
                 continue
             resume_point = None
             if not takes_sparse:
@@ -175,7 +174,7 @@ def _install_region(frame: types.FrameType | None) -> None:
                     continue
             _regions[module] = GraphRegion(module, _tensors_of, resume_point)
             return
-        _exhausted[calls[-1][0]] = True
+        _refused.exhaust([one for one, _ in calls])
 
 
 def _possible(module: nn.Module) -> bool:
@@ -211,6 +210,7 @@ class GraphRegion(served_forward.Server):
         wants this model replayed, whatever the settings."""
         self.tensors_of, self.asked = tensors_of, asked
         self.replayer = Replayer(TrainingReplayer(model, tensors_of, asked), asked)
+        self.other_modes = 0  # calls whose resume point records gradients where the model does not, or the other way
         self.resume_point = None if resume_point is None else _ResumePoint(resume_point)
         super().__init__(model)
 
@@ -249,6 +249,10 @@ class GraphRegion(served_forward.Server):
         """The resume point was called. Raises ShortCircuit where a graph has the result."""
         call_frame.end_front()
         mode = self.replayer.mode()
+        if torch.is_grad_enabled() != call_frame.records_gradients:  # what follows may have gradients, or none
+            self.other_modes += 1
+            mode.decline(Why.GRAPH_OTHER_MODE)
+            return
         dict_ids = {id(entries) for entries in call_frame.dicts.values()}
         try:
             call = call_of(args, kwargs, self.tensors_of, set(), RESUMED)
@@ -285,14 +289,19 @@ class GraphRegion(served_forward.Server):
         return out
 
     def _stop_if_given_up(self) -> None:
-        modes = self.replayer, self.replayer.training
+        modes, hindered = (self.replayer, self.replayer.training), False
         reason = next((why for mode in modes if (why := mode.given_up()) is not None), None)
-        if reason is not None and not any(mode.graphs for mode in modes):
+        if reason is None and self.replayer.hindered.over and not self.asked:
+            reason, hindered = Why.GRAPH_HOOKS.says(), True
+        if reason is not None and any(mode.graphs for mode in modes):
+            reason = None
+        if self.other_modes >= policy.HINDERED.failures and self.other_modes > sum(mode.hits for mode in modes):
+            reason, hindered = Why.GRAPH_OTHER_MODE.says(), False
+        if reason is not None:
             with _lock:
                 if _regions.pop(self.model, None) is not None:
                     self.uninstall()
-                    _refused[self.model] = reason
-                    _exhausted.clear()  # inner ones may do
+                    _refused.refuse(self.model, reason, hindered)  # inner ones may do
 
     def uninstall(self) -> None:
         """The same, and of its resume point."""

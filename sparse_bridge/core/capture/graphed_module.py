@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ... import hooks, policy
+from ... import hooks
 from ...refusals import Refusal, Verdict, Why
 from ..closed_world.audit import Audit
 from ..geometry.data_bounds import Root
@@ -113,11 +113,13 @@ class GraphedModule(ModelGraphs):
         assert tensors is not None and features is not None  # `root_of` has seen them
         with self.speculation.launch(self, root, features):
             if self.possible():
+                self.hindered.learn(True)
                 key = self.complete_key(key_of(tensors, call.x, features, (call.constants, root.known)))
                 if self.by_box:
                     key = key._replace(label=(key.label, root.box))
                 return self.serve(self.kind_of(key), key, call, root)
             self.speculation.confirm(None)
+            self.hindered.failed()
             self.decline(Why.GRAPH_HOOKS)
             return None
 
@@ -165,9 +167,9 @@ class GraphedModule(ModelGraphs):
         """A call that no graph serves: eager; watched, or recorded, where an attempt is due."""
         self.computed()
         if not kind.serving(len(root.coords)) and not self._fits(kind, root):
-            self._leave_room()
+            self.leave_room()
         kind.most_rows = max(kind.most_rows, len(root.coords))
-        self._check_kinds(kind)
+        self.check_kinds(kind)
         due = kind.attempts.due()
         if not due or self.given_up() is not None:
             return ReplayResult(MISSING)
@@ -205,14 +207,6 @@ class GraphedModule(ModelGraphs):
                 self.drop(str(self.declined))
         return not kind.changes.over
 
-    def _check_kinds(self, kind: CallKind) -> None:
-        """Say where calls are of ever more kinds, and let go of graphs that serve few of them: parts of the model may
-        be told apart by less."""
-        if len(self.kinds) > policy.GRAPHS and not kind.graphs:
-            self.decline(Why.GRAPH_NEW_KINDS, len(self.kinds), self.hits)
-        if self.graphs and self.serves_few() and not self.asked:
-            self._leave_room()
-
     def _fits(self, kind: CallKind, root: Root) -> bool:
         """Whether an eager call probably fits beside the graphs. A step that does not runs out of memory in its
         backward pass, where nobody can begin it again."""
@@ -220,13 +214,6 @@ class GraphedModule(ModelGraphs):
         return not self.trains or all(
             free_beside(graph.nbytes) >= graph.nbytes * len(root.coords) / graph.capacity for graph in largest
         )
-
-    def _leave_room(self) -> None:
-        """Let go of all graphs, which are captured again."""
-        with self.lock:
-            self.drop_graphs()
-            self.latest = self.holder = None
-        empty_cache()
 
     def compare(self, kind: CallKind, graph: Any, call: Call, root: Root, out: Any) -> None:
         """Replay a call for which the layers have returned `out`, by a graph of its kind. Where both agree bit for bit
@@ -307,9 +294,7 @@ class GraphedModule(ModelGraphs):
                 capacity = kind.capacity_for(len(root.coords))
                 kind.make_room(capacity)
                 self.latest = self.holder = None
-                others = [other for other in self.kinds.values() if other.graphs and other is not kind]
-                if len(others) >= policy.GRAPHS:
-                    min(others, key=lambda other: other.served).drop_graphs()
+                self.make_place(kind)
                 if self.memory is None or not self.graphs or self.memory.full():
                     self.drop_graphs()
                     self.memory = GraphMemory(key.device)  # it lasts as long as the graphs do

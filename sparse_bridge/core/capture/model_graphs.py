@@ -9,11 +9,10 @@ model show whether rows are equal, too. They are queued instead, and are ready w
 from __future__ import annotations
 
 import abc
-import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -26,12 +25,13 @@ from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.map_cache import MapStore
 from ..prefetch import prefetch
-from . import graph_key, padded
+from . import padded
 from .call_kind import CallKind
 from .calls.number_tensors import NumberTensors
 from .calls.structures import Tensors
 from .graph_capture import GraphMemory, empty_cache
-from .graph_key import GraphKey, addresses
+from .graph_key import GraphKey, addresses, difference
+from .speculative_launch import SpeculativeLaunch
 
 _Category = tuple[torch.device, int, Hashable]  # of inputs: device, columns, and the name they are announced under
 
@@ -40,9 +40,11 @@ class ModelGraphs(ModelReference, abc.ABC):
     """The graphs of a model by kinds of calls, the memory that they share, and what stands in the way of more: it is
     remembered for `report()`, and said once in the log.
 
-    attempts: captures, until too many failed.  inconclusive: captures without maps, or with a trial that showed
-    nothing.  fresh_inputs: looks for an input without maps, while there is no graph.  reason: why a capture failed.
-    undecided: why the last trial showed nothing.  declined: why the last call that might have been replayed was not.
+    hindered: calls that hooks stood against, or modes of modules.  vain: graphs that went for those of another kind
+    before they had served many calls.  attempts: captures, until too many failed.  inconclusive: captures without maps,
+    or with a trial that showed nothing.  fresh_inputs: looks for an input without maps, while there is no graph.
+    reason: why a capture failed.  undecided: why the last trial showed nothing.  declined: why the last call that might
+    have been replayed was not.
     """
 
     reason: str | None
@@ -65,6 +67,9 @@ class ModelGraphs(ModelReference, abc.ABC):
         self._returns = policy.Attempts(policy.MEMORY_RETURNS)
         self.attempts = policy.Attempts(policy.CAPTURE_FAILURES)
         self.inconclusive = policy.Attempts(policy.CAPTURE_INCONCLUSIVE)
+        self.hindered, self.vain = policy.Attempts(policy.HINDERED), 0
+        self.last_key: GraphKey | None = None  # of the last call; what tells the last new kind from the call before it
+        self.difference = ""
         self.fresh_inputs = policy.Attempts(policy.FRESH_INPUTS)
         self.reason = self.undecided = self.declined = None
         self.rerun_due = False  # a capture waits for a call that may run twice up to its sparse tensor
@@ -144,11 +149,17 @@ class ModelGraphs(ModelReference, abc.ABC):
             return self.reason
         if self.inconclusive.over and not self.graphs:
             return self.undecided or Why.GRAPH_NOT_PREFETCHED.says()
-        return Why.GRAPH_NEW_KINDS.says(len(self.kinds), self.hits) if self.serves_few() else None
+        return self._new_kinds() if self.serves_few() else None
+
+    def _new_kinds(self) -> str:
+        return Why.GRAPH_NEW_KINDS.says(len(self.kinds), self.hits, self.difference)
 
     def serves_few(self) -> bool:
-        """Whether there are more kinds of calls than calls that were replayed."""
-        return len(self.kinds) >= max(policy.CALL_KINDS, self.hits)
+        """Whether there are more kinds of calls than calls that were replayed, or more that keep coming than are kept,
+        so that graphs take each other's place too soon."""
+        vain = self.vain if self.vain >= policy.VAIN_GRAPHS else 0
+        new = len(self.kinds) >= policy.CALL_KINDS and len(self.kinds) >= self.hits
+        return new or vain * policy.REPLAYS_SETTLED > self.hits
 
     def kind_of(self, key: GraphKey) -> CallKind:
         """The kind of calls like this. Of too many, those that no graph serves are forgotten."""
@@ -157,7 +168,25 @@ class ModelGraphs(ModelReference, abc.ABC):
             if len(self.kinds) >= policy.KINDS_KEPT:
                 self.kinds = {key: kind for key, kind in list(self.kinds.items()) if kind.graphs}
             kind = self.kinds.setdefault(key, CallKind())
+            self.difference = "" if self.last_key is None else difference(self.last_key, key)
+        self.last_key = key
         return kind
+
+    def check_kinds(self, kind: CallKind) -> None:
+        """Say where calls are of ever more kinds, and let go of graphs that serve few of them: parts of the model may
+        be told apart by less."""
+        if len(self.kinds) > policy.GRAPHS and not kind.graphs:
+            self.decline(Why.GRAPH_NEW_KINDS, len(self.kinds), self.hits, self.difference)
+        if self.graphs and self.serves_few() and not self.asked:
+            self.leave_room()
+
+    def make_place(self, kind: CallKind) -> None:
+        """Before a capture for `kind`: of as many others as are kept, the one that has not served for longest goes."""
+        others = [other for other in self.kinds.values() if other.graphs and other is not kind]
+        if len(others) >= policy.GRAPHS:
+            oldest = min(others, key=lambda other: other.served)
+            self.vain += oldest.replays < policy.REPLAYS_SETTLED
+            oldest.drop_graphs()
 
     def drop(self, reason: str, level: int | None = None) -> None:
         """Replay no more. level: of the line in the log."""
@@ -176,6 +205,13 @@ class ModelGraphs(ModelReference, abc.ABC):
         """Let go of the graphs of all kinds, which may be captured again."""
         for kind in self.kinds.values():
             kind.drop_graphs()
+
+    def leave_room(self) -> None:
+        """Let go of all graphs, which are captured again."""
+        with self.lock:
+            self.drop_graphs()
+            self.latest = self.holder = None
+        empty_cache()
 
     def forget_graphs(self) -> None:
         """Begin anew with kinds of calls."""
@@ -219,96 +255,6 @@ class ModelGraphs(ModelReference, abc.ABC):
         name = type(self.model).__name__
         text = f"{name} is not replayed from a graph: {reason}"
         log.once((topic, type(self).__name__, name), text, level)
-
-
-class SpeculativeLaunch:
-    """Launches that are queued before a call has been checked, by the rows of its input alone.
-
-    A wrong guess costs the GPU that work; nobody sees its results. The lock of the model's graphs
-    is held meanwhile: all share their memory.
-    """
-
-    def __init__(self) -> None:
-        self.started: Any = None  # the graph whose maps are queued for the call under way
-        self.launched: Any = None  # the same graph, if all that it does is queued, too
-        self._guesses = policy.Attempts(policy.GUESSES)
-        # The graph whose maps are queued for a call to come, over which coordinates; attempts at that.
-        self._expected: tuple[Any, torch.Tensor, int] | None = None
-        self._announced = policy.Attempts(policy.GUESSES)
-
-    def launch_announced(self, owner: ModelGraphs, cmap: CoordinateMap) -> bool:
-        """Queue the maps of the graph that will probably serve new coordinates, whose bounds are
-        still to be learnt; whether it does. Waits for the first of its launches."""
-        assert cmap.data_bounds is not None
-        coords, root = cmap.coords, Root(cmap.coords, cmap.data_bounds)
-        graph = None if self._announced.over else _fitting(owner.latest, coords)
-        if coords.is_inference():  # nobody counts what is written to them until the call
-            return False
-        if graph is None or not graph.maps.exact:
-            return False
-        with owner.lock, torch.cuda.device(cmap.device):
-            if not (owner.allowed() and graph_key.why_not_capturable(coords) is None):
-                return False
-            owner.start(graph, root)
-            served: bool = graph.maps.learn(root)
-            self._expected = (graph, coords, coords._version) if served else None
-            if not served:
-                self._announced.failed()
-        return served
-
-    def discard(self) -> None:
-        """Drop what is queued for a call to come, as it is overwritten."""
-        if self._expected is not None:
-            self._expected = None
-            self._announced.failed()
-
-    def claim(self, graph: Any, coords: torch.Tensor) -> bool:
-        """Whether the maps that are queued are those of a graph over these coordinates."""
-        expected, self._expected = self._expected, None
-        if expected is None:
-            return False
-        claimed = expected[0] is graph and expected[1] is coords and expected[2] == coords._version
-        self._announced.learn(claimed)
-        return claimed
-
-    @contextlib.contextmanager
-    def launch(self, owner: ModelGraphs, root: Root, features: torch.Tensor) -> Iterator[None]:
-        """Queue the graph that will probably serve an input, if one can be predicted."""
-        graph = self.predict(owner.latest, root)
-        if graph is None:
-            yield
-            return
-        with owner.lock, torch.cuda.device(root.coords.device):
-            if owner.allowed():  # still: another thread may be in the middle of a step
-                if self.claim(graph, root.coords):
-                    owner.wait_for_last_replay()
-                else:
-                    owner.start(graph, root)
-                self.started = graph
-                if root.bounds_known or graph.maps.learn(root):
-                    self.launched = graph if owner.launch_speculatively(graph, root, features) else None
-            try:
-                yield
-            finally:
-                self.started = self.launched = None
-
-    def predict(self, latest: CallKind | None, root: Root) -> Any:
-        """The graph that will probably serve an input, if its call is of the kind `latest`; None where none can."""
-        graph = None if self._guesses.over else _fitting(latest, root.coords)
-        if graph is None:
-            return None
-        bounds_known = root.bounds_known or not graph.maps.exact  # else whether it serves turns out later
-        return None if bounds_known and not graph.maps.serves(root.box) else graph
-
-    def confirm(self, graph: Any) -> None:
-        """Learn which graph serves the call under way; None: an eager call."""
-        if self.started is not None and (graph is not self.started or self._guesses.failures):
-            self._guesses.learn(graph is self.started)
-
-
-def _fitting(latest: CallKind | None, coords: torch.Tensor) -> Any:
-    """The smallest graph that has memory for these rows."""
-    return None if latest is None else next(iter(latest.serving(len(coords))), None)
 
 
 _announced = threading.local()  # .last: the coordinates that this thread announced last, and their category

@@ -95,7 +95,7 @@ class Replayer(GraphedModule):
 
     def __init__(self, training: GraphedModule, asked: bool = True) -> None:
         super().__init__(training.model, training.tensors_of, asked)
-        self.training = training
+        self.training, self.hindered = training, training.hindered
 
     def summary(self) -> Summary:
         """Hits and graphs, of calls with and without gradients, and what stands against more."""

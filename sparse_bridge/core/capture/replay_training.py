@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ... import hooks
+from ...refusals import Why
 from ..closed_world.kept import assert_no_mutation
 from ..conv.convolution import autocast_dtype
 from ..geometry.data_bounds import Root
@@ -29,7 +30,7 @@ from .calls.input_proxies import Call
 from .calls.structures import MISSING, Tensors
 from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
 from .captured_model import OutputSpec
-from .graph_capture import captured, captured_from, copies_of, preserved_statistics, trial
+from .graph_capture import captured, captured_from, copies_of, in_trial, preserved_statistics, trial
 from .graph_key import GraphKey, addresses, parameters_of
 from .graphed_module import GraphedModule
 from .inner_outputs import InnerOutputs
@@ -50,11 +51,18 @@ class TrainingReplayer(GraphedModule):
         self.capturing = False
         self.pending: Callable[[], _Run | None] = lambda: None
 
+    def _step_open(self) -> bool:
+        return (pending := self.pending()) is not None and pending.open
+
+    def may_replay(self) -> bool:
+        possible = super().may_replay()
+        if not possible and self._step_open() and hooks.may_be_replayed(self.model) and not in_trial():
+            self.decline(Why.GRAPH_STEP_OPEN)
+        return possible
+
     def allowed(self) -> bool:
-        pending = self.pending()
-        if self.capturing or (pending is not None and pending.open):
-            return False
-        return not (hooks.traced() or hooks.hooked_everywhere())
+        free = not (self.capturing or self._step_open())
+        return free and not (hooks.traced() or hooks.hooked_everywhere())
 
     def possible(self) -> bool:
         buffers = itertools.chain.from_iterable([m._buffers.values() for m in self.modules])
@@ -114,8 +122,7 @@ class TrainingReplayer(GraphedModule):
 
     def _begin(self, graph: _Graph, call: Call, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this input."""
-        pending = self.pending()
-        if pending is not None and pending.open:  # another thread's, by now
+        if self._step_open():  # another thread's, by now
             return None
         self.start(graph, root)
         if self.parameters_moved(graph) or graph.inner.looked_into(self):

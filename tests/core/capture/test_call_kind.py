@@ -401,6 +401,33 @@ def test_a_graph_that_serves_few_of_the_calls(graphs, asked):
     assert served == policy.CALL_KINDS and bool(graphs.graphs) == asked and "ever new kinds" in graphs.given_up()
 
 
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("kinds", [4, 5, 8, 15])
+def test_more_kinds_than_are_kept_in_turns(graphs, rules, kinds, asked):
+    """Graphs take each other's place, so that they go, unless the program wants this model replayed."""
+    rules.set(policy, CAPTURE=policy.CAPTURE._replace(skip_first=6))  # as it is for users
+    graphs.asked, calls = asked, 0
+    while graphs.given_up() is None and calls < 20 * kinds:
+        graphs.call(1000, calls % kinds)
+        calls += 1
+    assert "GRAPH_NEW_KINDS" in graphs.given_up() and calls <= 8 * kinds + 30
+    for number in range(20 * kinds):
+        graphs.call(1000, number % kinds)
+    assert bool(graphs.graphs) == asked and (not asked or graphs.hits > 40)
+
+
+@pytest.mark.parametrize("rare", [10, 25, 100])
+@pytest.mark.parametrize("kinds", [1, 2, 3])
+def test_few_kinds_and_rare_others(graphs, rules, kinds, rare):
+    """A validation batch, a last smaller one: they keep their graphs."""
+    rules.set(policy, CAPTURE=policy.CAPTURE._replace(skip_first=6))
+    for number in range(4000):
+        key = f"rare {number // rare % 5}" if number % rare == rare - 1 else number % kinds
+        graphs.call(1000, key)
+        assert graphs.given_up() is None, number
+    assert graphs.hits > 0.8 * 4000
+
+
 def test_a_graph_that_serves_most_of_the_calls(graphs):
     """Stays, and kinds that came once are forgotten when there are many."""
     warm(graphs)

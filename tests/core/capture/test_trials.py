@@ -105,6 +105,22 @@ def test_norms_have_their_forwards_back():
     assert [dict(vars(module)) for module in model] == before
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_function_that_refuses_a_foreign_tensor(known):
+    """Losses look at shapes before anything is computed. What they were given is the reason."""
+    logits, labels = torch.zeros(5, 3), torch.zeros(4, dtype=torch.long)
+    expected = (ValueError, "match") if known else (Refusal, "shape.*4.*GRAPH_FOREIGN_TENSOR")
+    with pytest.raises(expected[0], match=expected[1]), ForeignReads([logits, *([labels] if known else [])]):
+        torch.nn.functional.cross_entropy(logits, labels)
+
+
+def test_an_error_of_the_model_beside_a_foreign_tensor():
+    labels = torch.zeros(4)
+    with pytest.raises(ValueError, match="no"), ForeignReads([]):
+        assert len(labels)
+        raise ValueError("no")
+
+
 def test_numbers_of_the_package_are_not_foreign():
     """Sizes of a dense grid, say, which nobody has made before the trial."""
     x = torch.zeros(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,11 +32,8 @@ class ForeignReads(TorchDispatchMode):
         # Weak ones, which keep addresses from being used again.
         self.allowed = {tensor.untyped_storage()._cdata: _weak(tensor) for tensor in allowed}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        for tensor in _tensors((args, kwargs)):
-            foreign = tensor.untyped_storage()._cdata not in self.allowed and tensor.numel() > 0
-            if foreign and not (is_constant(tensor) or self._numbers.holds(tensor)):
-                raise Refusal(Why.GRAPH_FOREIGN_TENSOR, list(tensor.shape))
+    def __torch_dispatch__(self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        self._assert_known((args, kwargs))
         if "c10d" in func.namespace:  # the other ranks make no trial at this moment
             raise Refusal(Why.GRAPH_RANKS, str(func))
         self.alters = self.alters or self._altering(func, args, kwargs or {})
@@ -43,6 +41,17 @@ class ForeignReads(TorchDispatchMode):
         for tensor in _tensors(out):
             self.allowed.setdefault(tensor.untyped_storage()._cdata, _weak(tensor))
         return out
+
+    def __exit__(self, kind: Any, error: Any, traceback: types.TracebackType | None) -> None:
+        super().__exit__(kind, error, traceback)
+        if isinstance(error, Exception) and not isinstance(error, (Refusal, torch.OutOfMemoryError)):
+            self._assert_known(_operands(traceback))  # functions of losses look at shapes before anything is computed
+
+    def _assert_known(self, values: Any) -> None:
+        for tensor in _tensors(values):
+            foreign = tensor.untyped_storage()._cdata not in self.allowed and tensor.numel() > 0
+            if foreign and not (is_constant(tensor) or self._numbers.holds(tensor)):
+                raise Refusal(Why.GRAPH_FOREIGN_TENSOR, list(tensor.shape))
 
     def _altering(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -62,6 +71,17 @@ class ForeignReads(TorchDispatchMode):
         """Raise Refusal for an output tensor that was there before."""
         if tensor.untyped_storage()._cdata not in self.allowed and tensor.numel():
             raise Refusal(Why.GRAPH_RETURNS_FOREIGN, list(tensor.shape))
+
+
+def _operands(traceback: types.TracebackType | None) -> list[Any]:
+    """What the function of torch was given that raised an error; [] where another function did."""
+    if traceback is None:
+        return []
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    frame = traceback.tb_frame
+    torchs = str(frame.f_globals.get("__name__")).startswith("torch.")
+    return list(frame.f_locals.values()) if torchs else []
 
 
 def _weak(tensor: torch.Tensor) -> StorageWeakRef:
