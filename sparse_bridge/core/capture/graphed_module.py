@@ -224,6 +224,7 @@ class GraphedModule(ModelGraphs):
             with trial(), torch.no_grad(), preserved_statistics(self.model):
                 if self.replay_and_compare(graph, call, root, out):
                     kind.verified |= columns
+                    self.rerun_due = False
                 else:
                     kind.comparison_showed_nothing()
         except Refusal as error:
@@ -235,6 +236,7 @@ class GraphedModule(ModelGraphs):
 
     def _differs(self, kind: CallKind, columns: set[int], error: Refusal) -> None:
         if error.verdict is Verdict.UNDECIDED:
+            self.rerun_due = self.rerun_due or error.why is Why.GRAPH_FRONT  # the next call shows what it did
             return
         if columns <= kind.verified or error.verdict is Verdict.FINAL:
             self.drop(Why.GRAPH_DIFFERS.says(error), logging.WARNING)

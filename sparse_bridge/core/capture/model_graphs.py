@@ -72,7 +72,7 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.difference = ""
         self.fresh_inputs = policy.Attempts(policy.FRESH_INPUTS)
         self.reason = self.undecided = self.declined = None
-        self.rerun_due = False  # a capture waits for a call that may run twice up to its sparse tensor
+        self.rerun_due = False  # a capture or a comparison waits for a call that may run twice up to its sparse tensor
         self.reads: set[Any] = set()  # what the model reads of dictionaries
         self.numbers = NumberTensors()
         self.memory: GraphMemory | None = None
