@@ -123,6 +123,8 @@ def _own_maps(x: Any) -> dict[Any, Any]:
 
 def _foreign_keys(x: Any) -> frozenset[Any]:
     """The keys of all other maps that `x` has, and of those that are made late which no layer can build."""
+    if settings.get().shared_keys:  # layers behind `x` have put theirs into its dictionary, which was empty
+        return frozenset()
     own = x.indice_dict
     late = [source.unbuilt for source in own.sources] if isinstance(own, LateMaps) else []
     return frozenset(present(own)).union(*late).difference(_own_maps(x))

@@ -119,6 +119,18 @@ def test_keys_that_several_kernels_share_are_one(sp):
         assert root_of(behind_a_layer(sp)) is None
 
 
+def test_maps_that_layers_put_into_a_shared_dictionary(sp):
+    """Of the same call: a capture comes behind its layers."""
+    with settings.override(shared_keys=True):
+        coords = cloud(SHAPE, 2, 0.1)
+        x = sp.SparseConvTensor(features(len(coords), 4), coords, list(SHAPE), 2)
+        root = root_of(x)
+        sp.SparseConv3d(4, 4, 2, 2, indice_key="down")(x)
+        assert "down" in x.indice_dict
+        inside = protocol.of(x).over(x, x.features[:5], CoordinateMap(root.coords[:5], root.box))
+        assert "down" in sp.SparseConv3d(4, 4, 2, 2, indice_key="down")(inside).indice_dict
+
+
 def test_which_layers_may_share_a_map_tells_calls_apart(sp):
     tensors = [behind_a_layer(sp), behind_a_layer(sp, 5), behind_a_layer(sp, 3, "b")]
     labels = [protocol.of(x).label(x) for x in tensors]
