@@ -41,7 +41,7 @@ BLOCKS = """
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders
     core.device.stream_order._users
-    core.maps.request._local core.maps.rows._active core.maps.rows._local
+    core.maps.request._local core.maps.rows._active core.maps.rows._local core.prefetch.prefetch._local
     core.tuning.tuner._tuner
     kernels.runtime.compile_processes._local
     kernels.runtime.precompile._local kernels.runtime.precompile.dry_runs
