@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ...refusals import Refusal
 from ..closed_world.front import FrontAudit
 from .calls.call import ReplayResult, other_inputs
 from .calls.input_proxies import InputProxies
@@ -51,13 +50,6 @@ class CallFrame:
             front.refuse_effects()
             self._repeatable = True
         return self._repeatable
-
-    def may_run_again(self) -> bool:
-        """The same, where it does not matter why not."""
-        try:
-            return self.repeatable()
-        except Refusal:
-            return False
 
 
 class ShortCircuit(BaseException):

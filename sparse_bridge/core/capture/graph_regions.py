@@ -276,8 +276,6 @@ class GraphRegion(served_forward.Server):
         call_frame.watches.enter_context(call_frame.result.watch)
 
     def _rerun(self, call_frame: CallFrame, function: Callable[..., Any], proxies: InputProxies) -> Any:
-        if not call_frame.may_run_again():  # in a comparison: a capture has asked before
-            raise Refusal(Why.GRAPH_FRONT)
         rerun_frame = CallFrame(self, (), {}, proxies)
         proxies.initial = call_frame.initial
         args = [with_proxies(argument, proxies, (n,)) for n, argument in enumerate(call_frame.args)]

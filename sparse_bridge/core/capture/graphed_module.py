@@ -221,6 +221,8 @@ class GraphedModule(ModelGraphs):
         differs; else they are dropped."""
         columns = graph.captured.differing_columns(root)
         try:
+            if self.trains and not call.may_run_again():  # as a comparison of a step has it do
+                raise Refusal(Why.GRAPH_FRONT)
             with trial(), torch.no_grad(), preserved_statistics(self.model):
                 if self.replay_and_compare(graph, call, root, out):
                     kind.verified |= columns

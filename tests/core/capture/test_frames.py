@@ -357,6 +357,35 @@ def test_what_is_chosen_in_front_of_the_network(device, rules, way, trains):
         assert max(one.hits for one in graph_regions.summary()) >= 6
 
 
+class Maker(nn.Module):
+    """Makes its sparse tensor, and returns one."""
+
+    def __init__(self, module, inner):
+        super().__init__()
+        self.module, self.inner = [module], inner
+
+    def forward(self, feats, coords, shape):
+        return self.inner(self.module[0].SparseConvTensor(feats, coords, shape, 2))["deep"]
+
+
+@pytest.mark.emulated
+@pytest.mark.usefixtures("nothing_learnt")
+def test_maps_of_a_result_whose_model_makes_the_tensor(device, rules):
+    """It computes once more, from what it was given."""
+    rules.hold(graphs_of(512, watched=True))
+    with apis.standin("spconv") as module, settings.override(optimize="auto"), torch.no_grad():
+        model = Maker(module, apis.network(module, "spconv", device)).eval()
+        for seed in range(8):
+            scene = apis.scene(module, "spconv", seed, device, 0.2)
+            given = scene.features, scene.indices, scene.spatial_shape
+            out = model(*given)
+        (said,) = graph_regions.summary()
+        assert said.name == "Maker" and said.hits >= 3
+        with settings.override(optimize="off"):
+            expected = model(*given)
+        assert torch.equal(out.indice_dict["d"].indice_pairs, expected.indice_dict["d"].indice_pairs)
+
+
 class Wrapper(nn.Module):
     """From plain tensors to plain tensors, as a model for DDP: `held` computes with the shape behind the network."""
 

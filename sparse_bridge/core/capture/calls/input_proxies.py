@@ -38,6 +38,13 @@ class Call(NamedTuple):
     buffers: Mapping[str, torch.Tensor] = types.MappingProxyType({})
     repeatable: Callable[[], bool] = lambda: True
 
+    def may_run_again(self) -> bool:
+        """`repeatable`, where it does not matter why not."""
+        try:
+            return self.repeatable()
+        except Refusal:
+            return False
+
     def input_at(self, path: Any) -> Any:
         """The input with this path; () for x. Raises Refusal."""
         if path == ():
