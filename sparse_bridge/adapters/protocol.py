@@ -192,6 +192,10 @@ class TensorProtocol(abc.ABC):
         """Names of the levels that the framework keeps with `x` beside its own, as layers look for them."""
         return frozenset()
 
+    def is_fresh(self, x: Any) -> bool:
+        """Whether no layer in front of `x` has left a level, or a kernel map that layers over it would not build."""
+        return not self.levels_of(x)
+
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         """A sparse tensor like `x` over other coordinates, `root`, hence without kernel maps. Layers that look for one
         of another level that `x` has raise Refusal."""

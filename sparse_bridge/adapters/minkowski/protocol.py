@@ -56,6 +56,9 @@ class _Minkowski(TensorProtocol):
         own = x.coordinate_map_key.key
         return frozenset([key[0] for key in x._manager._manager.grids if key != own])
 
+    def is_fresh(self, x: Any) -> bool:
+        return not (self.levels_of(x) or x._manager._manager.kernel_maps)
+
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         manager, key = copy.copy(x._manager), x.coordinate_map_key.key
         manager._manager = over(x._manager._manager, key, root)

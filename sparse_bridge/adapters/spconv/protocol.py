@@ -52,12 +52,15 @@ class _Spconv(TensorProtocol):
             return None  # results would carry it on
         return Root(x.indices, box_of(x))
 
+    def is_fresh(self, x: Any) -> bool:
+        return not _foreign_keys(x)
+
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         # Coordinates in an object of their own, which has no maps yet.
         over = _with_rows(x, features, root.coords.detach())
         if dict.__len__(x.indice_dict) or isinstance(x.indice_dict, LateMaps):
             over.indice_dict[_CARRIED] = _Carried(over.indices)
-            over.indice_dict.update(dict.fromkeys(_foreign_keys(x), _ELSEWHERE))
+            over.indice_dict.update(dict.fromkeys(_foreign_keys(x), _Elsewhere()))
         return over
 
     def label(self, x: Any) -> Hashable:
@@ -76,7 +79,8 @@ class _Spconv(TensorProtocol):
         self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         own = y.indice_dict
-        maps = {key: one for key, one in captured.indice_dict.items() if key is not _CARRIED and one is not _ELSEWHERE}
+        made = captured.indice_dict.items()
+        maps = {key: one for key, one in made if not isinstance(one, (_Carried, _Elsewhere))}
         late = LateMaps.of(
             maps,
             [key for key, record in maps.items() if not getattr(record, "is_subm", False)],
@@ -109,11 +113,12 @@ class _Elsewhere:
     """An entry in the place of a map of another level, which no layer of a replayed module may look at."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python's own looks
+            raise AttributeError(name)
         raise Refusal(Why.GRAPH_HAS_MAPS)
 
 
 _CARRIED = object()  # the key of `_Carried`
-_ELSEWHERE = _Elsewhere()
 
 
 def _own_maps(x: Any) -> dict[Any, Any]:

@@ -59,6 +59,9 @@ class _Torchsparse(TensorProtocol):
         """By their tensor strides."""
         return frozenset(caches_of(x).cmaps.keys() - {x.stride})
 
+    def is_fresh(self, x: Any) -> bool:
+        return not (self.levels_of(x) or dict.__len__(caches_of(x).kmaps))
+
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         store = MapStore(root)
         if range_of(x) is None:  # the box is that of the coordinates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import reprlib
+import sys
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,12 +12,13 @@ import torch
 from torch import nn
 
 from ... import memory, settings
-from ...refusals import Why
+from ...refusals import Refusal, Why
 from ..conv.convolution import autocast_dtype
 from ..device import rocm
 from ..device.torch_compat import allows_fp16_sums, allows_tf32
 from ..geometry.data_bounds import Root
 from . import padded
+from .calls.frames import calls_under_way
 from .calls.structures import Tensors
 
 _data_ptr = torch.Tensor.data_ptr
@@ -147,3 +149,21 @@ def why_not_capturable(features: torch.Tensor) -> Why | None:
     if torch.cuda.is_current_stream_capturing() or padded.current() is not None:
         return Why.GRAPH_NESTED
     return None
+
+
+def assert_on_one_rank(modules: Sequence[nn.Module]) -> None:
+    """Raise Refusal where one of a model's modules, whose call is under way, waits for other ranks, or where FSDP
+    shards parameters around it: a trial and a capture call the model on one rank alone."""
+    for module in modules:
+        if isinstance(module, nn.SyncBatchNorm) and module.training and _several():
+            raise Refusal(Why.GRAPH_RANKS, type(module).__name__)
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharding = tuple(getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name))
+    for module, _ in calls_under_way(sys._getframe()):
+        if isinstance(module, sharding):
+            raise Refusal(Why.GRAPH_RANKS, type(module).__name__)
+
+
+def _several() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

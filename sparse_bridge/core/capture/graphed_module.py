@@ -29,11 +29,10 @@ from .calls.observers import observer
 from .calls.structures import MISSING
 from .captured_model import ROWS
 from .graph_capture import GraphMemory, check_room, empty_cache, free_beside, in_trial, preserved_statistics, trial
-from .graph_key import GraphKey, key_of, root_of
+from .graph_key import GraphKey, assert_on_one_rank, key_of, root_of
 from .layer_requests import requests_of_layers
 from .model_graphs import ModelGraphs, served
 from .padded import PaddedInput
-from .ranks import assert_on_one_rank
 
 
 class GraphedModule(ModelGraphs):

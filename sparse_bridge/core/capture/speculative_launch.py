@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,15 +14,12 @@ from ..maps.coordinate_map import CoordinateMap
 from . import graph_key
 from .call_kind import CallKind
 
-if TYPE_CHECKING:
-    from .model_graphs import ModelGraphs
-
 
 class SpeculativeLaunch:
     """Launches that are queued before a call has been checked, by the rows of its input alone.
 
-    A wrong guess costs the GPU that work; nobody sees its results. The lock of the model's graphs
-    is held meanwhile: all share their memory.
+    A wrong guess costs the GPU that work; nobody sees its results. The lock of the model's graphs, the owner, is held
+    meanwhile: all share their memory.
     """
 
     def __init__(self) -> None:
@@ -33,7 +30,7 @@ class SpeculativeLaunch:
         self._expected: tuple[Any, torch.Tensor, int] | None = None
         self._announced = policy.Attempts(policy.GUESSES)
 
-    def launch_announced(self, owner: ModelGraphs, cmap: CoordinateMap) -> bool:
+    def launch_announced(self, owner: Any, cmap: CoordinateMap) -> bool:
         """Queue the maps of the graph that will probably serve new coordinates, whose bounds are
         still to be learnt; whether it does. Waits for the first of its launches."""
         assert cmap.data_bounds is not None
@@ -69,7 +66,7 @@ class SpeculativeLaunch:
         return claimed
 
     @contextlib.contextmanager
-    def launch(self, owner: ModelGraphs, root: Root, features: torch.Tensor) -> Iterator[None]:
+    def launch(self, owner: Any, root: Root, features: torch.Tensor) -> Iterator[None]:
         """Queue the graph that will probably serve an input, if one can be predicted."""
         graph = self.predict(owner.latest, root)
         if graph is None:

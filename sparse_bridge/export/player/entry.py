@@ -134,7 +134,7 @@ def _places(inputs: Sequence[Any]) -> tuple[int, int]:
 def _of_sparse(model: nn.Module, x: Any, framework: protocol.TensorProtocol) -> Entry:
     features, coords = framework.features_of(x), framework.coordinates_of(x)
     root = framework.capture_root(x)
-    if root is None or features is None:
+    if root is None or features is None or not framework.is_fresh(x):
         raise ExportError(
             f"the example is a {type(x).__name__} that layers have seen, or that holds points; expected one that was "
             "just made, of a voxel each row."

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparse_bridge
-from sparse_bridge import hooks, policy, settings
+from sparse_bridge import hooks, log, policy, settings
 from sparse_bridge.core.capture import graph_capture, graphed_module, padded
 from sparse_bridge.core.capture.calls.observers import observer
 from sparse_bridge.core.capture.graphed_module import MISSING, GraphedModule
@@ -48,6 +48,15 @@ class Memory:
 
     def used(self):
         pass
+
+
+class Call(int):
+    """The rows of a call, which may be made again."""
+
+    def repeatable(self):
+        return True
+
+    may_run_again = repeatable
 
 
 class Graphs(GraphedModule):
@@ -96,7 +105,7 @@ class Graphs(GraphedModule):
         kind = self.kind_of(key)
         root = SimpleNamespace(coords=range(rows), box=None)
         self.events.append(rows)
-        result = self.serve(kind, SimpleNamespace(device="cuda", tensors=None), rows, root)
+        result = self.serve(kind, SimpleNamespace(device="cuda", tensors=None), Call(rows), root)
         with result.watch:
             pass
         if result.output is MISSING:
@@ -108,6 +117,7 @@ class Graphs(GraphedModule):
 def graphs(monkeypatch, fake_gpu, request):
     """compared: whether replays are compared with the layers."""
     made = Graphs()
+    log.reset()
 
     class Audit:
         def __init__(self, model, tensors):

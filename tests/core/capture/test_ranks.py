@@ -13,7 +13,7 @@ from torch.distributed import fsdp
 from sparse_bridge import settings
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.core.capture.calls.foreign import ForeignReads
-from sparse_bridge.core.capture.ranks import assert_on_one_rank
+from sparse_bridge.core.capture.graph_key import assert_on_one_rank
 from sparse_bridge.refusals import Refusal
 
 from . import apis
