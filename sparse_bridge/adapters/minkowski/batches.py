@@ -36,7 +36,8 @@ def batches(registry: MapRegistry) -> torch.Tensor:
     indices = registry.batches.get(len(roots))
     if indices is None:
         parts = [_present(coords[:, 0]) for coords in roots]
-        indices = torch.unique(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device=registry.device)
+        indices = torch.unique(torch.cat(parts)) if parts else none
         registry.batches.put(len(roots), indices, indices.device)
     return indices
 

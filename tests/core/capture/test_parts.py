@@ -139,3 +139,44 @@ def test_a_level_that_there_is_already(device, rules):
     for mine, theirs in zip(found["graphs"], found["off"], strict=True):
         assert mine[0] == theirs[0] and torch.equal(mine[1], theirs[1])
         torch.testing.assert_close(mine[2], theirs[2])
+
+
+class Squeeze(nn.Module):
+    """A layer, and a factor for each batch item, by a global pooling."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.conv = module.MinkowskiConvolution(WIDTH, WIDTH, kernel_size=3, dimension=3)
+        self.last = module.MinkowskiConvolution(WIDTH, WIDTH, kernel_size=3, dimension=3)
+        self.pool, self.scale = module.MinkowskiGlobalPooling(), module.MinkowskiBroadcastMultiplication()
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.last(self.scale(y, self.pool(y)))
+
+
+class Squeezed(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = Stem(module.MinkowskiConvolution(4, WIDTH, kernel_size=2, stride=2, dimension=3))
+        self.part, self.calls = Squeeze(module), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.part(self.stem(x))
+
+
+def test_a_part_that_looks_at_batch_items(device, rules):
+    """The manager of the input knows them, not the level that the part is given."""
+    rules.hold(graphs_of(512, watched=True))
+    rules.set(policy, LEAST_LAYERS=2)
+    found = {}
+    for mode in ("off", "graphs"):
+        with apis.standin("minkowski") as module, settings.override(optimize=mode), torch.no_grad():
+            model = Squeezed(module).to(device).eval()
+            scenes = [apis.scene(module, "minkowski", seed, device, 0.3 + 0.002 * seed) for seed in range(12)]
+            found[mode] = [model(scene).F for scene in scenes]
+            said = {one.name: one for one in graph_regions.summary()}
+    assert said["Squeeze"].hits == 0 and "GRAPH_HAS_MAPS" in said["Squeeze"].reason
+    assert all(map(torch.equal, found["graphs"], found["off"]))
