@@ -64,8 +64,9 @@ class _Spconv(TensorProtocol):
         return over
 
     def label(self, x: Any) -> Hashable:
-        maps = [(key, *map(tuple, (one.ksize, one.dilation)), one.algo) for key, one in _own_maps(x).items()]
-        return x.voxel_num, x.force_algo, isinstance(x.indice_dict, LateMaps), tuple(maps), _foreign_keys(x)
+        own = _own_maps(x)
+        maps = [(key, *map(tuple, (one.ksize, one.dilation)), one.algo) for key, one in own.items()]
+        return x.voxel_num, x.force_algo, isinstance(x.indice_dict, LateMaps), tuple(maps), _foreign_keys(x, own)
 
     def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         out = _with_rows(y, features, x.indices if coords is None else coords)
@@ -126,13 +127,14 @@ def _own_maps(x: Any) -> dict[Any, Any]:
     return {key: one for key, one in present(x.indice_dict).items() if records.is_current(one, x)}
 
 
-def _foreign_keys(x: Any) -> frozenset[Any]:
-    """The keys of all other maps that `x` has, and of those that are made late which no layer can build."""
+def _foreign_keys(x: Any, known: dict[Any, Any] | None = None) -> frozenset[Any]:
+    """The keys of all other maps that `x` has, and of those that are made late which no layer can build. known: its
+    `_own_maps`, where the caller has them."""
     if settings.get().shared_keys:  # layers behind `x` have put theirs into its dictionary, which was empty
         return frozenset()
     own = x.indice_dict
     late = [source.unbuilt for source in own.sources] if isinstance(own, LateMaps) else []
-    return frozenset(present(own)).union(*late).difference(_own_maps(x))
+    return frozenset(present(own)).union(*late).difference(_own_maps(x) if known is None else known)
 
 
 def _with_rows(x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:

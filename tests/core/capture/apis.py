@@ -146,6 +146,20 @@ def both(model, plain, given, trains=False, values=values_of, mode=None, rtol=1e
     return found
 
 
+def results_of(model, scenes, trains):
+    """Features, coordinates and gradients of a network's outputs for each scene."""
+    values = []
+    for x in scenes:
+        model.zero_grad()
+        outputs = model(x)
+        features = values_of(outputs)
+        if trains:
+            loss_of(features).backward()
+        values += [*features, protocol.of(outputs["out"]).coordinates_of(outputs["out"]).clone()]
+        values += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return values
+
+
 def same_gradients(model, plain, limit=2e-3):
     for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None), name

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from sparse_bridge import policy, settings
-from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.refusals import Why
 
@@ -65,16 +64,9 @@ def test_what_comes_behind_an_encoder(device, rules, name, way, trains):
     found = {}
     for mode in ("off", "graphs"):
         with apis.standin(name) as module, settings.override(optimize=mode), torch.set_grad_enabled(trains):
-            model, values = Program(apis.Layers(module, name), way).to(device).train(trains), []
-            for seed in range(10):
-                model.zero_grad()
-                outputs = model(apis.scene(module, name, seed, device, 0.3 + 0.002 * seed))
-                features = apis.values_of(outputs)
-                if trains:
-                    apis.loss_of(features).backward()
-                values += [*features, protocol.of(outputs["out"]).coordinates_of(outputs["out"]).clone()]
-                values += [p.grad.clone() for p in model.parameters() if p.grad is not None]
-            found[mode] = values
+            model = Program(apis.Layers(module, name), way).to(device).train(trains)
+            scenes = (apis.scene(module, name, seed, device, 0.3 + 0.002 * seed) for seed in range(10))
+            found[mode] = apis.results_of(model, scenes, trains)
             summary = [one for one in graph_regions.summary() if one.name == "Encoder"]
     outside = [Why.GRAPH_MAPS_OUTSIDE.name in str(one.reason) for one in summary]  # after its first replay
     assert len(summary) == 1 and (summary[0].hits > 0 or outside[0])

@@ -92,14 +92,6 @@ def before_an_error(feats, shape):
     return names
 
 
-def before_a_handler(feats, shape):
-    try:
-        names = net(made(feats, shape))
-    except ValueError:
-        names = shape
-    return names
-
-
 def before_it_is_written(feats, shape):
     names = net(made(feats, shape))
     shape = names
@@ -120,7 +112,6 @@ def before_it_is_written(feats, shape):
         in_a_loop_behind_a_check,
         before_another_way,
         before_an_error,
-        before_a_handler,
         before_it_is_written,
     ],
 )
@@ -188,6 +179,24 @@ def read_by_a_function(feats, shape):
     return [*names, "shape"] if "later" in names else []
 
 
+def before_a_handler(feats, shape):
+    try:
+        names = net(made(feats, shape))
+    except ValueError:
+        names = shape
+    return names
+
+
+def before_an_error_that_is_caught(feats, shape):
+    try:
+        names = net(made(feats))
+        if names is None:
+            raise ValueError(shape)
+    except ValueError as error:
+        return error.args
+    return names
+
+
 def of_an_attribute(feats, shape):
     return made(shape.real, net(made(feats, shape)))[1]
 
@@ -206,6 +215,8 @@ def of_an_attribute(feats, shape):
         read_behind_a_loop,
         read_in_any_case,
         read_by_a_function,
+        before_a_handler,
+        before_an_error_that_is_caught,
         of_an_attribute,
     ],
 )

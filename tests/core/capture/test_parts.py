@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from sparse_bridge import policy, settings
-from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.refusals import Why
 
@@ -73,15 +72,9 @@ class Program(nn.Module):
 def outputs_of(mode, name, way, trains, device):
     """All outputs, coordinates and gradients of some scenes, and what became of the parts, by name."""
     with apis.standin(name) as module, settings.override(optimize=mode), torch.set_grad_enabled(trains):
-        model, values = Program(apis.Layers(module, name), way).to(device).train(trains), []
-        for seed in range(16):
-            model.zero_grad()
-            outputs = model(apis.scene(module, name, seed, device, 0.3 + 0.002 * seed))
-            features = apis.values_of(outputs)
-            if trains:
-                apis.loss_of(features).backward()
-            values += [*features, protocol.of(outputs["out"]).coordinates_of(outputs["out"]).clone()]
-            values += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model = Program(apis.Layers(module, name), way).to(device).train(trains)
+        scenes = (apis.scene(module, name, seed, device, 0.3 + 0.002 * seed) for seed in range(16))
+        values = apis.results_of(model, scenes, trains)
         return values, {one.name: one for one in graph_regions.summary()}
 
 

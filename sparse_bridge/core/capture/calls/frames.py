@@ -36,14 +36,19 @@ _CALL = nn.Module._call_impl.__code__
 
 
 @functools.lru_cache(maxsize=1024)
-def names_after(code: types.CodeType, at: int) -> frozenset[str]:
+def names_after(code: types.CodeType, at: int, caught: bool = False) -> frozenset[str]:
     """Local variables whose values code may use after the instruction at byte `at`: it reads them before it writes
     them, or has read them, and what it computed of them waits on the stack or is what a loop goes through.
 
-    Ways that end in an exception do not count: a call that takes one is not replayed."""
+    Ways that end in an exception do not count, as a call that takes one is not replayed, unless it may be caught:
+    here, or `caught` by a caller."""
     instructions = list(dis.get_instructions(code))
     index = max(n for n, instruction in enumerate(instructions) if instruction.offset <= at)
-    names = set(_live_behind(instructions)[index])
+    following = _following(instructions)
+    caught = caught or catches(code)
+    names = set(_live_behind(instructions, following, caught)[index])
+    if caught:
+        names.update(*map(_read, _unreached(instructions, following)))  # handlers
     names.update(*_on_stack(_statement(instructions[: index + 1]))[:-1])  # but for the result
     for n, loop in enumerate(instructions[:index]):
         if loop.opname == "FOR_ITER" and loop.argval > at:
@@ -51,10 +56,15 @@ def names_after(code: types.CodeType, at: int) -> frozenset[str]:
     return frozenset(names)
 
 
-def _live_behind(instructions: list[dis.Instruction]) -> list[frozenset[str]]:
-    """The variables that are live behind each instruction, by the usual backward iteration."""
-    numbers = {instruction.offset: n for n, instruction in enumerate(instructions)}
-    following = [_following(n, instruction, numbers) for n, instruction in enumerate(instructions)]
+@functools.lru_cache(maxsize=1024)
+def catches(code: types.CodeType) -> bool:
+    """Whether code has handlers of exceptions, those of `with` among them."""
+    return any(instruction.opname in ("PUSH_EXC_INFO", "SETUP_FINALLY") for instruction in dis.get_instructions(code))
+
+
+def _live_behind(instructions: list[dis.Instruction], following: list[list[int]], caught: bool) -> list[frozenset[str]]:
+    """The variables that are live behind each instruction, by the usual backward iteration. caught: ways that end in
+    an exception count."""
     before: list[frozenset[str]] = [frozenset()] * len(instructions)
     behind = list(before)
     returns = [False] * len(instructions)  # whether some way from here ends without an exception
@@ -63,7 +73,7 @@ def _live_behind(instructions: list[dis.Instruction]) -> list[frozenset[str]]:
         changed = False
         for n in range(len(instructions) - 1, -1, -1):
             instruction = instructions[n]
-            ends = instruction.opname.startswith("RETURN_") or any(returns[m] for m in following[n])
+            ends = caught or instruction.opname.startswith("RETURN_") or any(returns[m] for m in following[n])
             after = frozenset().union(*(before[m] for m in following[n]))
             own = after.difference(_written(instruction)).union(_read(instruction)) if ends else frozenset()
             changed = changed or (own, after, ends) != (before[n], behind[n], returns[n])
@@ -71,15 +81,28 @@ def _live_behind(instructions: list[dis.Instruction]) -> list[frozenset[str]]:
     return behind
 
 
-def _following(n: int, instruction: dis.Instruction, numbers: dict[int, int]) -> list[int]:
-    """The numbers of the instructions that may come next, but for handlers of exceptions."""
-    name, found = instruction.opname, []
-    if not name.startswith(("RETURN_", "RAISE_", "RERAISE")) and name not in _ALWAYS_JUMP and n + 1 < len(numbers):
-        found.append(n + 1)
-    jumps = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
-    if jumps and not name.startswith("SETUP_"):
-        found.append(numbers[instruction.argval])
-    return found
+def _following(instructions: list[dis.Instruction]) -> list[list[int]]:
+    """By the number of each instruction, those of the ones that may come next, but for handlers of exceptions."""
+    numbers, every = {instruction.offset: n for n, instruction in enumerate(instructions)}, []
+    for n, instruction in enumerate(instructions):
+        name, found = instruction.opname, []
+        if not name.startswith(("RETURN_", "RAISE_", "RERAISE")) and name not in _ALWAYS_JUMP and n + 1 < len(numbers):
+            found.append(n + 1)
+        jumps = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
+        if jumps and not name.startswith("SETUP_"):
+            found.append(numbers[instruction.argval])
+        every.append(found)
+    return every
+
+
+def _unreached(instructions: list[dis.Instruction], following: list[list[int]]) -> list[dis.Instruction]:
+    """The instructions that none but an exception leads to."""
+    reached, waiting = {0}, [0]
+    while waiting:
+        new = set(following[waiting.pop()]) - reached
+        reached |= new
+        waiting += new
+    return [instruction for n, instruction in enumerate(instructions) if n not in reached]
 
 
 def _written(instruction: dis.Instruction) -> tuple[str, ...]:
@@ -169,10 +192,12 @@ def constants_alive(
     inputs: the ids of inputs, which are looked at elsewhere.  n_rows: of the sparse tensor; what has as many
     is taken to follow it.  Raises Refusal for other objects."""
     constants: list[Any] = []
-    for frame in frames_between(inner, outer):
+    frames = list(frames_between(inner, outer))
+    caught = any(catches(frame.f_code) for frame in frames)
+    for frame in frames:
         code, variables = frame.f_code, frame.f_locals
         constants.append((code.co_filename, code.co_firstlineno, frame.f_lasti))  # one way of several
-        for name in sorted(names_after(code, frame.f_lasti)):
+        for name in sorted(names_after(code, frame.f_lasti, caught)):
             if name in variables:
                 constants.append((name, _Values(name, inputs, n_rows).constant(variables[name])))
     return tuple(constants)
