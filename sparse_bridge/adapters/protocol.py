@@ -41,11 +41,16 @@ class LayerFacts(NamedTuple):
 
 
 class LateSource(NamedTuple):
-    """keys: of kernel maps that `make` makes; unbuilt: those of them that no layer could build itself."""
+    """keys: of kernel maps that `make` makes; unbuilt: those of them that no layer could build itself.
+
+    coords: of a level; None where `of_level` is empty.  of_level: what there is to know of those maps that layers
+    over this level would build again, by key."""
 
     keys: frozenset[Hashable]
     unbuilt: frozenset[Hashable]
     make: Callable[[], Mapping[Any, Any]]
+    coords: torch.Tensor | None = None
+    of_level: Mapping[Hashable, Hashable] = {}
 
 
 class LateMaps(dict[Any, Any]):
@@ -58,10 +63,15 @@ class LateMaps(dict[Any, Any]):
 
     @classmethod
     def of(
-        cls, keys: Iterable[Hashable], unbuilt: Iterable[Hashable], recover: Callable[[], Mapping[Any, Any]]
+        cls,
+        keys: Iterable[Hashable],
+        unbuilt: Iterable[Hashable],
+        recover: Callable[[], Mapping[Any, Any]],
+        coords: torch.Tensor | None = None,
+        of_level: Mapping[Hashable, Hashable] = {},
     ) -> LateMaps:
-        """keys, unbuilt: see `LateSource`.  recover: makes all maps; called once."""
-        return cls(LateSource(frozenset(keys), frozenset(unbuilt), functools.cache(recover)))
+        """recover: makes all maps; called once.  The others: see `LateSource`."""
+        return cls(LateSource(frozenset(keys), frozenset(unbuilt), functools.cache(recover), coords, of_level))
 
     def take(self, wanted: Callable[[LateSource], bool] = lambda _: True) -> None:
         """Have the maps of those sources."""

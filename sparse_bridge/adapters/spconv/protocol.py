@@ -12,7 +12,7 @@ from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ...refusals import Refusal, Why
-from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol, carried, present
+from ..protocol import LateMaps, LateSource, LayerFacts, Root, TensorProtocol, carried, present
 from . import interchange, records
 from .rules.switches import allow_tf32
 from .tensors import box_of
@@ -58,15 +58,14 @@ class _Spconv(TensorProtocol):
     def over(self, x: Any, features: torch.Tensor, root: CoordinateMap) -> Any:
         # Coordinates in an object of their own, which has no maps yet.
         over = _with_rows(x, features, root.coords.detach())
-        if dict.__len__(x.indice_dict) or isinstance(x.indice_dict, LateMaps):
+        if _has_maps(x):
             over.indice_dict[_CARRIED] = _Carried(over.indices)
             over.indice_dict.update(dict.fromkeys(_foreign_keys(x), _Elsewhere()))
         return over
 
     def label(self, x: Any) -> Hashable:
-        own = _own_maps(x)
-        maps = [(key, *map(tuple, (one.ksize, one.dilation)), one.algo) for key, one in own.items()]
-        return x.voxel_num, x.force_algo, isinstance(x.indice_dict, LateMaps), tuple(maps), _foreign_keys(x, own)
+        own = _own_maps(x)  # of whichever layers ran: a replay has left the same as its layers would
+        return x.voxel_num, x.force_algo, _has_maps(x), frozenset(own.items()), _foreign_keys(x, own)
 
     def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         out = _with_rows(y, features, x.indices if coords is None else coords)
@@ -86,6 +85,8 @@ class _Spconv(TensorProtocol):
             maps,
             [key for key, record in maps.items() if not getattr(record, "is_subm", False)],
             lambda: recover().indice_dict,
+            y.indices,
+            {key: records.facts(one) for key, one in maps.items() if records.is_over(one, captured.indices)},
         )
         late.sources += own.sources if isinstance(own, LateMaps) else []
         late.update(present(own))
@@ -122,19 +123,32 @@ class _Elsewhere:
 _CARRIED = object()  # the key of `_Carried`
 
 
-def _own_maps(x: Any) -> dict[Any, Any]:
-    """The maps that submanifold layers over `x` would build now as they are."""
-    return {key: one for key, one in present(x.indice_dict).items() if records.is_current(one, x)}
+def _has_maps(x: Any) -> bool:
+    """Whether there are maps that results have to carry on."""
+    return bool(present(x.indice_dict)) or any(source.keys for source in _late(x))
 
 
-def _foreign_keys(x: Any, known: dict[Any, Any] | None = None) -> frozenset[Any]:
-    """The keys of all other maps that `x` has, and of those that are made late which no layer can build. known: its
-    `_own_maps`, where the caller has them."""
+def _late(x: Any) -> list[LateSource]:
+    """What makes maps of `x` late."""
+    return x.indice_dict.sources if isinstance(x.indice_dict, LateMaps) else []
+
+
+def _own_maps(x: Any) -> dict[Any, Hashable]:
+    """What there is to know of the maps that submanifold layers over `x` would build now as they are, by key."""
+    own = {key: records.facts(one) for key, one in present(x.indice_dict).items() if records.is_current(one, x)}
+    for source in _late(x):
+        if source.coords is x.indices:
+            own = {**source.of_level, **own}
+    return own
+
+
+def _foreign_keys(x: Any, known: dict[Any, Hashable] | None = None) -> frozenset[Any]:
+    """The keys of all other maps that `x` has, or that are made late. known: its `_own_maps`, where the caller has
+    them."""
     if settings.get().shared_keys:  # layers behind `x` have put theirs into its dictionary, which was empty
         return frozenset()
-    own = x.indice_dict
-    late = [source.unbuilt for source in own.sources] if isinstance(own, LateMaps) else []
-    return frozenset(present(own)).union(*late).difference(_own_maps(x) if known is None else known)
+    late = [source.keys for source in _late(x)]
+    return frozenset(present(x.indice_dict)).union(*late).difference(_own_maps(x) if known is None else known)
 
 
 def _with_rows(x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:

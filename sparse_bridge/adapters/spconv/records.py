@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -198,6 +199,17 @@ def is_current(record: Any, x: Any) -> bool:
         tuple(record.__dict__[name]) for name in ("ksize", "stride", "padding", "dilation")
     )
     return found_map(x, LayerGeometry(kernel, stride, padding, dilation, (), True, False)) is record._map
+
+
+def is_over(record: Any, coords: torch.Tensor) -> bool:
+    """Whether the record is of a submanifold map over the level of these coordinates, in the same memory."""
+    rows = record.indices
+    return bool(record.is_subm) and rows.shape == coords.shape and rows.data_ptr() == coords.data_ptr()
+
+
+def facts(record: Any) -> Hashable:
+    """What layers that share the record of a submanifold map compare."""
+    return tuple(record.ksize), tuple(record.dilation), record.algo
 
 
 def reordered(record: Any, original: torch.Tensor, permuted: torch.Tensor, order: torch.Tensor) -> Any:

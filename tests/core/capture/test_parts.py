@@ -96,6 +96,21 @@ def test_parts_of_a_program(device, rules, name, way, trains):
         assert said["Back"].hits == 0 and said["Back"].reason is not None, said
 
 
+@pytest.mark.parametrize("name", apis.NAMES)
+def test_replays_leave_calls_of_other_parts_as_they_are(device, rules, name):
+    """A part is of one kind of calls, whether the one in front of it is replayed or not, with one graph."""
+    rules.hold(graphs_of(512, watched=True))
+    rules.set(policy, LEAST_LAYERS=2)
+    way = settings.override(optimize="graphs", compare_every=2)  # the layers of a part run at every second call
+    with apis.standin(name) as module, way, torch.no_grad():
+        model = Program(apis.Layers(module, name), "on").to(device).eval()
+        scenes = (apis.scene(module, name, seed, device, 0.3 + 0.002 * seed) for seed in range(32))
+        apis.results_of(model, scenes, False)
+        found = {type(part).__name__: one.mode() for part, one in graph_regions.tried() if not isinstance(one, str)}
+        assert found["Second"].hits > 2 and found["Third"].hits > 2
+        assert [len(found[part].kinds) for part in ("Second", "Third")] == [1, 1]
+
+
 class Pair(nn.Module):
     """Two branches from one level, each of which makes the next one by another kernel."""
 
