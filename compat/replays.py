@@ -59,7 +59,7 @@ __all__ = [
 RECORD = pathlib.Path(__file__).with_name("results") / "replays" / "cpu.json"
 SCHEMA = 1
 MODES = ("inference", "training")
-CALLS = 40  # at most, of a model in a mode, with the scenes of a few seeds in turn
+CALLS = 80  # at most, of a model in a mode, with the scenes of a few seeds in turn
 COMPARED = 2  # of replays on a GPU, each of so many
 TOGETHER = 2  # models in a process on a GPU, which others share
 

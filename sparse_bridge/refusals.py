@@ -156,7 +156,10 @@ class Why(enum.Enum):
     GRAPH_MOMENTUM = ("momentum=None of a batch norm counts batches on the host", "give the norm a momentum")
     GRAPH_ROWS_ON_HOST = "{} needs the number of rows on the host", _OUTSIDE
     GRAPH_NO_LEVEL = "a tensor of shape {} has not a row for every site of a level", _OUTSIDE
-    GRAPH_MAPS_OUTSIDE = ("a layer outside of it uses its kernel maps", "give `optimize` the module that holds both")
+    GRAPH_MAPS_OUTSIDE = (
+        "a layer outside of it uses kernel maps of a level that it does not return",
+        "return that level, too, or give `optimize` the module that holds both",
+    )
     GRAPH_NOT_PREFETCHED = (
         "the kernel maps that it asks for are not prefetched",
         "nothing: too few maps are asked for, or inputs are too unlike each other",

@@ -40,15 +40,28 @@ class LayerFacts(NamedTuple):
         return cls(category, sizes, steps)
 
 
+class Results(Protocol):
+    """The sparse tensors of a replayed call, by those of the capture."""
+
+    def at(self, coords: torch.Tensor) -> Any:
+        """The one over the level whose coordinates are these in the capture, or None."""
+
+    def check(self) -> None:
+        """Raises RuntimeError where coordinates were written to since the call."""
+
+    def recover(self, captured: Any) -> Any:
+        """The one that is like `captured`, with all its maps, which the model computes once more."""
+
+
 class LateSource(NamedTuple):
-    """keys: of kernel maps that `make` makes; unbuilt: those of them that no layer could build itself.
+    """keys: of kernel maps that `make` makes, each of its key; unbuilt: those of them that no layer could build itself.
 
     coords: of a level; None where `of_level` is empty.  of_level: what there is to know of those maps that layers
     over this level would build again, by key."""
 
     keys: frozenset[Hashable]
     unbuilt: frozenset[Hashable]
-    make: Callable[[], Mapping[Any, Any]]
+    make: Callable[[Any], Any]
     coords: torch.Tensor | None = None
     of_level: Mapping[Hashable, Hashable] = {}
 
@@ -59,31 +72,25 @@ class LateMaps(dict[Any, Any]):
 
     def __init__(self, *sources: LateSource) -> None:
         super().__init__()
-        self.sources = list(sources)
+        self.sources, self._made = list(sources), set[Hashable]()
 
-    @classmethod
-    def of(
-        cls,
-        keys: Iterable[Hashable],
-        unbuilt: Iterable[Hashable],
-        recover: Callable[[], Mapping[Any, Any]],
-        coords: torch.Tensor | None = None,
-        of_level: Mapping[Hashable, Hashable] = {},
-    ) -> LateMaps:
-        """recover: makes all maps; called once.  The others: see `LateSource`."""
-        return cls(LateSource(frozenset(keys), frozenset(unbuilt), functools.cache(recover), coords, of_level))
+    def late_keys(self) -> frozenset[Hashable]:
+        """Of the maps that are still to be made."""
+        return frozenset().union(*(source.keys for source in self.sources)).difference(self._made)
 
-    def take(self, wanted: Callable[[LateSource], bool] = lambda _: True) -> None:
-        """Have the maps of those sources."""
-        for source in [source for source in self.sources if wanted(source)]:
-            self.sources.remove(source)
-            for key, entry in source.make().items():
-                if key in source.keys:
-                    dict.setdefault(self, key, entry)
+    def take(self, key: Hashable) -> None:
+        """Have the map of this key, if it is still to be made."""
+        if key in self._made or dict.__contains__(self, key):
+            return
+        source = next((source for source in self.sources if key in source.keys), None)
+        if source is not None:
+            dict.__setitem__(self, key, source.make(key))
+            self._made.add(key)
 
     def copy(self) -> LateMaps:
         """The same maps, which are made as late."""
         copy = LateMaps(*self.sources)
+        copy._made = set(self._made)
         dict.update(copy, present(self))
         return copy
 
@@ -96,8 +103,8 @@ def _looking(name: str, at_one: bool) -> Callable[..., Any]:
 
     @functools.wraps(own)
     def look(self: LateMaps, *args: Any) -> Any:
-        if self.sources and not (at_one and dict.__contains__(self, args[0])):
-            self.take(lambda source: not at_one or args[0] in source.keys)
+        for key in args[:1] if at_one else [key for source in self.sources for key in source.keys]:
+            self.take(key)
         return own(self, *args)
 
     return look
@@ -123,8 +130,8 @@ def carried(maps: dict[Any, Any]) -> dict[Any, Any]:
 
 def map_for_layer(maps: dict[Any, Any], key: Hashable) -> Any:
     """The map that a layer looks for; None where it is to build one."""
-    if isinstance(maps, LateMaps) and not dict.__contains__(maps, key):
-        maps.take(lambda source: key in source.unbuilt)
+    if isinstance(maps, LateMaps) and any(key in source.unbuilt for source in maps.sources):
+        maps.take(key)
     return dict.get(maps, key)
 
 
@@ -226,12 +233,9 @@ class TensorProtocol(abc.ABC):
         box: of the coordinates, as the core has them, where that is not the one of `y`."""
         raise NotImplementedError
 
-    def keep_for(
-        self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
-        """Let layers find kernel maps and levels of `y`, a `result`, that its model made, where they cannot be
-        built again.  captured: what the result is like.  recover: makes such a tensor that has
-        them, by computing it once more.  cut: makes the coordinates of a level of `captured` those of the call."""
+    def keep_for(self, y: Any, captured: Any, results: Results, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Let layers find kernel maps and levels of `y`, a `result`, that its model made.  captured: what the result
+        is like.  results: of the same call.  cut: makes the coordinates of a level of `captured` those of the call."""
         return
 
     def allows_tf32(self) -> bool:

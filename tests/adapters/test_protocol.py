@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import pickle
 import subprocess
@@ -161,25 +162,29 @@ def test_tensors_over_other_rows(frameworks, name):  # noqa: F811
 def test_maps_that_are_made_when_wanted():
     asked = []
     every = {"down": 1, "same": 2, "more": 3}
-    maps = protocol.LateMaps.of(["down", "same"], ["down"], lambda: asked.append(1) or every)
+    make = functools.cache(lambda key: asked.append(key) or every[key])
+    maps = protocol.LateMaps(protocol.LateSource({"down", "same"}, {"down"}, make))
     maps["own"] = 4
     handed_on = protocol.carried(maps)
     assert protocol.present(maps) == {"own": 4} and maps.get("other") is None and "more" not in maps
     assert protocol.map_for_layer(maps, "same") is None and protocol.map_for_layer(maps, "own") == 4 and not asked
-    assert protocol.map_for_layer(handed_on, "down") == 1 and asked == [1]
-    assert maps["same"] == 2 and len(maps) == 3 and asked == [1]
+    assert protocol.map_for_layer(handed_on, "down") == 1 and asked == ["down"]
+    assert maps.late_keys() == {"down", "same"} and handed_on.late_keys() == {"same"}
+    assert maps["same"] == 2 and len(maps) == 3 and asked == ["down", "same"]
     assert dict(maps) == {**maps} == maps.copy() == {"own": 4, "down": 1, "same": 2}
     again = pickle.loads(pickle.dumps(handed_on))
     assert type(again) is dict and again == maps
     assert protocol.map_for_layer({"down": 5}, "down") == 5 and protocol.carried({"down": 5}) == {"down": 5}
     with pytest.raises(KeyError):
         maps["other"]
+    del maps["down"]
+    assert "down" not in maps and maps.get("down") is None and "down" not in maps.copy() and "down" in handed_on
 
 
 @pytest.mark.parametrize("look", [len, list, dict, bool, str, dict.copy, dict.items, lambda maps: {**maps}])
 def test_whoever_looks_at_all_maps_has_them_made(look):
     every = {"down": 1, "same": 2}
-    maps = protocol.LateMaps.of(every, ["down"], lambda: every)
+    maps = protocol.LateMaps(protocol.LateSource({*every}, {"down"}, every.get))
     found = getattr(maps, look.__name__)() if look in (dict.copy, dict.items) else look(maps)
     assert found == (every.items() if look is dict.items else look(every))
 

@@ -10,7 +10,7 @@ import torch
 
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
-from ..protocol import LayerFacts, Root, TensorProtocol
+from ..protocol import LayerFacts, Results, Root, TensorProtocol
 from . import interchange
 from .manager import enter_finer, join, over
 
@@ -79,9 +79,7 @@ class _Minkowski(TensorProtocol):
         key = join(mine, x.coordinate_map_key.key, theirs, y.coordinate_map_key.key, coords)
         return x._of(features, key, x._manager)
 
-    def keep_for(
-        self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
+    def keep_for(self, y: Any, captured: Any, results: Results, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
         # Kernel maps are built again. A transposed layer makes new coordinates where it finds none.
         mine, theirs = y._manager._manager, captured._manager._manager
         enter_finer(mine, theirs, captured.coordinate_map_key.key[0], cut)

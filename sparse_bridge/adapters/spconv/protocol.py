@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -12,7 +13,7 @@ from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ...refusals import Refusal, Why
-from ..protocol import LateMaps, LateSource, LayerFacts, Root, TensorProtocol, carried, present
+from ..protocol import LateMaps, LateSource, LayerFacts, Results, Root, TensorProtocol, carried, present
 from . import interchange, records
 from .rules.switches import allow_tf32
 from .tensors import box_of
@@ -75,25 +76,28 @@ class _Spconv(TensorProtocol):
             out.batch_size, out.spatial_shape = box.size[0], list(box.size[1:])
         return out
 
-    def keep_for(
-        self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
-        own = y.indice_dict
-        made = captured.indice_dict.items()
+    def keep_for(self, y: Any, captured: Any, results: Results, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        own, made = y.indice_dict, captured.indice_dict.items()
         maps = {key: one for key, one in made if not isinstance(one, (_Carried, _Elsewhere))}
-        late = LateMaps.of(
-            maps,
-            [key for key, record in maps.items() if not getattr(record, "is_subm", False)],
-            lambda: recover().indice_dict,
-            y.indices,
-            {key: records.facts(one) for key, one in maps.items() if records.is_over(one, captured.indices)},
-        )
-        late.sources += own.sources if isinstance(own, LateMaps) else []
+        strided = frozenset([key for key, record in maps.items() if not getattr(record, "is_subm", False)])
+        of_level = {key: records.facts(one) for key, one in maps.items() if records.is_over(one, captured.indices)}
+        make = functools.cache(functools.partial(_made_again, maps, captured, results))
+        late = LateMaps(LateSource(frozenset(maps), strided, make, y.indices, of_level), *_late(y))
         late.update(present(own))
         y.indice_dict = late
 
     def switches(self) -> Hashable:
         return allow_tf32()
+
+
+def _made_again(maps: dict[Any, Any], captured: Any, results: Results, key: Hashable) -> Any:
+    """The entry of `key` as its layer makes it over a result; else by all layers."""
+    record = maps[key]
+    x = results.at(record.indices) if records.knows_its_layer(record) else None
+    if x is None:
+        return results.recover(captured).indice_dict[key]
+    results.check()
+    return records.made_again(record, x, results.at(record.out_indices))
 
 
 class _Carried:
@@ -125,7 +129,7 @@ _CARRIED = object()  # the key of `_Carried`
 
 def _has_maps(x: Any) -> bool:
     """Whether there are maps that results have to carry on."""
-    return bool(present(x.indice_dict)) or any(source.keys for source in _late(x))
+    return bool(present(x.indice_dict)) or bool(_late_keys(x))
 
 
 def _late(x: Any) -> list[LateSource]:
@@ -133,12 +137,17 @@ def _late(x: Any) -> list[LateSource]:
     return x.indice_dict.sources if isinstance(x.indice_dict, LateMaps) else []
 
 
+def _late_keys(x: Any) -> frozenset[Any]:
+    return x.indice_dict.late_keys() if isinstance(x.indice_dict, LateMaps) else frozenset()
+
+
 def _own_maps(x: Any) -> dict[Any, Hashable]:
     """What there is to know of the maps that submanifold layers over `x` would build now as they are, by key."""
     own = {key: records.facts(one) for key, one in present(x.indice_dict).items() if records.is_current(one, x)}
     for source in _late(x):
         if source.coords is x.indices:
-            own = {**source.of_level, **own}
+            late = _late_keys(x).intersection(source.of_level)
+            own |= {key: source.of_level[key] for key in late}
     return own
 
 
@@ -147,8 +156,7 @@ def _foreign_keys(x: Any, known: dict[Any, Hashable] | None = None) -> frozenset
     them."""
     if settings.get().shared_keys:  # layers behind `x` have put theirs into its dictionary, which was empty
         return frozenset()
-    late = [source.keys for source in _late(x)]
-    return frozenset(present(x.indice_dict)).union(*late).difference(_own_maps(x) if known is None else known)
+    return _late_keys(x).union(present(x.indice_dict)).difference(_own_maps(x) if known is None else known)
 
 
 def _with_rows(x: Any, features: torch.Tensor, coords: torch.Tensor) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import weakref
 from collections.abc import Hashable
 from typing import Any
 
@@ -20,7 +21,7 @@ from ...core.maps.map_builder import from_pairs
 from ...core.maps.map_cache import MapStore
 from ...errors import UnsupportedError
 from .geometry import LayerGeometry
-from .maps import LayerMap, found_map
+from .maps import LayerMap, found_map, layer_map_of
 from .pairs import indice_pairs, map_from_pairs, map_from_table, masks_and_order, tables_of
 from .tensors import shape_of
 
@@ -40,11 +41,12 @@ _KINDS = ("IndiceData", "ImplicitGemmIndiceData")
 
 
 class _Bridged:
-    """What both kinds share: the layer's kernel map and the store of its coordinate maps."""
+    """What both kinds share: the layer's kernel map, the store of its coordinate maps, and the layer that made it."""
 
     _map: KernelMap
     _store: MapStore | None
     _lazy: dict[str, Any]
+    _layer: weakref.ref[Any] | None = None
 
     def _fill(self, values: dict[str, Any], kmap: KernelMap, store: MapStore | None) -> None:
         self.__dict__.update(values)
@@ -154,7 +156,22 @@ def record_of(x: Any, layer: Any, built: LayerMap) -> Any:
         "padding": list(layer.padding),
     }
     native = getattr(layer.algo, "name", None) == "Native"
-    return _new_record(_namespace(x)[_KINDS[not native]], values, built.kmap, built.store)
+    record = _new_record(_namespace(x)[_KINDS[not native]], values, built.kmap, built.store)
+    record._layer = weakref.ref(layer)
+    return record
+
+
+def knows_its_layer(record: Any) -> bool:
+    """Whether the layer is there that made the record."""
+    layer = getattr(record, "_layer", None)
+    return layer is not None and layer() is not None
+
+
+def made_again(record: Any, x: Any, y: Any) -> Any:
+    """The entry that the record's layer makes over `x`. y: a tensor over the coordinates of its output, or None."""
+    layer = record._layer()
+    built = layer_map_of(layer, x)
+    return record_of(x, layer, built if y is None or layer.subm else built._replace(indices=y.indices))
 
 
 def _namespace(x: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from .errors import MissingMapError
 from .geometry import layer_of, shrunk_range
 from .levels import generated_level
 from .maps import as_tensor, build_record, coordinate_map
-from .options import resolve
+from .options import Options, resolve
 from .profile import Profile, peek
 from .records import TRACED, Record, entry_of, leading_from, read, record_of
 from .spec import ONE, ConvSpec, MapKey, spec_of
@@ -212,9 +213,16 @@ def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: A
         record = leading_from(coords, kmaps[key])
     if record is not None:
         return record
-    release, options = spec.release, resolve(spec.release, config)
-    in_range = range_of(x) if release.divides else None
-    kernel, stride, padding = spec.kernel, spec.stride, spec.padding
+    build = functools.partial(_new_record, spec, key, resolve(spec.release, config))
+    record = build(coords, range_of(x))
+    record.again = build
+    kmaps[key] = entry_of(record, spec.release)
+    return record
+
+
+def _new_record(spec: ConvSpec, key: MapKey, options: Options, coords: torch.Tensor, in_range: Range) -> Record:
+    release, kernel, stride, padding = spec.release, spec.kernel, spec.stride, spec.padding
+    in_range = in_range if release.divides else None
     layer = layer_of(
         release.name,
         kernel,
@@ -226,9 +234,7 @@ def _record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey, config: A
         options.keep_tail,
     )
     out_range = shrunk_range(in_range, kernel, stride, padding, options.keep_tail)
-    record = build_record(coords, release, layer, in_range, out_range, "Conv3d")
-    kmaps[key] = entry_of(record, release)
-    return record
+    return build_record(coords, release, layer, in_range, out_range, "Conv3d")
 
 
 def _earlier_record(x: Any, coords: torch.Tensor, spec: ConvSpec, key: MapKey) -> tuple[Record, Range]:

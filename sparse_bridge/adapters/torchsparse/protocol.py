@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -12,13 +14,14 @@ from ...core.geometry.boxes import Box
 from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.map_cache import MapStore
-from ..protocol import LateMaps, LayerFacts, Root, TensorProtocol, present
+from ..protocol import LateMaps, LateSource, LayerFacts, Results, Root, TensorProtocol, present
 from . import interchange, options
 from . import profile as profiles
 from .conv import allow_tf32
 from .geometry import box_bounds
 from .levels import Level
 from .maps import as_tensor, coordinate_map
+from .records import entry_of, record_of
 from .tensors import alone, caches_of, output_of, range_of, with_feats
 
 
@@ -75,20 +78,17 @@ class _Torchsparse(TensorProtocol):
         rows = x.coords if coords is None else coords
         return output_of(x, _profile(), features, rows, y.stride, range_of(y))
 
-    def keep_for(
-        self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
-        caches = caches_of(y)  # those of the input, too, which `recover` keeps
-        own = present(caches.kmaps)
-        sources = caches.kmaps.sources if isinstance(caches.kmaps, LateMaps) else []
-        there = {*own, *(key for source in sources for key in source.keys)}  # of another output, or a comparison
-        made = [key for key in caches_of(captured).kmaps if any(step != 1 for step in key[2])]
-        late_keys = [key for key in made if key not in there]
-        if late_keys:
-            late = LateMaps.of(late_keys, late_keys, lambda: caches_of(recover()).kmaps)
-            late.sources += sources
-            late.update(own)
-            caches.kmaps = late
+    def keep_for(self, y: Any, captured: Any, results: Results, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        caches = caches_of(y)  # those of the input and of other results, too
+        if not isinstance(caches.kmaps, LateMaps):
+            own, caches.kmaps = present(caches.kmaps), LateMaps()
+            caches.kmaps.update(own)
+        late, made = caches.kmaps, caches_of(captured).kmaps
+        keys = frozenset([key for key in made if any(step != 1 for step in key[2])])
+        keys -= late.late_keys().union(present(late))  # of another output, or a comparison
+        if keys:
+            make = functools.cache(functools.partial(_made_again, made, captured, results))
+            late.sources.append(LateSource(keys, keys, make))
 
     def allows_tf32(self) -> bool:
         with selection.standing_in("a GPU"):
@@ -98,6 +98,18 @@ class _Torchsparse(TensorProtocol):
         profile = _profile()
         tf32 = torch.cuda.is_available() and allow_tf32(profile, torch.device("cuda"))
         return profile, options.resolve(profile, None), tf32
+
+
+def _made_again(maps: Any, captured: Any, results: Results, key: Any) -> Any:
+    """The entry of `key` as its layer makes it over a result; else by all layers."""
+    record = record_of(maps[key])
+    x = None if record is None or record.again is None else results.at(record.in_coords)
+    if x is None:
+        return caches_of(results.recover(captured)).kmaps[key]
+    results.check()
+    assert record is not None and record.again is not None
+    made, y = record.again(x.coords, range_of(x)), results.at(record.out_coords)
+    return entry_of(made if y is None else dataclasses.replace(made, out_coords=y.coords), _profile())
 
 
 def _is_first(x: Any, cmaps: dict[Any, Any]) -> bool:

@@ -4,7 +4,7 @@ read."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Record:
 
     in_coords, out_coords: int32 [N, 4].  in_range, out_range: `spatial_range` there.
     stores: what the coordinate tensors know of themselves, kept as long as the map.
+    again: makes what the same layer would over other coordinates, from these and their range.
     """
 
     kmap: KernelMap
@@ -51,6 +52,7 @@ class Record:
     out_range: tuple[int, ...] | None = None
     stores: tuple[MapStore, ...] = ()
     version: int | None = None
+    again: Callable[[torch.Tensor, tuple[int, ...] | None], Record] | None = None
 
     def __post_init__(self) -> None:
         self.version = _version(self.in_coords)

@@ -20,6 +20,7 @@ from ..prefetch.recording import boxes_of
 from . import padded
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import AMBIGUOUS, Call, InputProxies
+from .calls.results import Results
 from .calls.structures import MISSING, Lookup, StructureCheck, Tensors, has_numbers, map_structure, named, share_memory
 from .comparison import compare
 from .graph_capture import preserved_statistics
@@ -223,21 +224,23 @@ class Captured:
             same_rows = self.tensors.on_rows_of(self.padded_x, y)
             coords = None if same_rows else cut(self.tensors.coordinates_of(y))
             result = self.tensors.result(call.x, y, once(wide), coords, box)
-            self.tensors.keep_for(result, y, lambda: self._with_maps(call, root, y, version), cut)
+            results.add(y, result)
+            self.tensors.keep_for(result, y, results, cut)
             return result
 
         memo: dict[int, Any] = {}
-        version = None if root.coords.is_inference() else root.coords._version
-        lookup = self._input_lookup(call, root, version, cut)
+        again = functools.partial(self._computed_again, call, root)
+        results = Results(self.tensors, self.padded_x, call.x, again)
+        lookup = self._input_lookup(call, results, cut)
         return lambda value: map_structure(self.tensors, value, once, on_sparse, lookup, memo)
 
-    def _input_lookup(self, call: Call, root: Any, version: int | None, cut: Cut) -> Lookup:
+    def _input_lookup(self, call: Call, results: Results, cut: Cut) -> Lookup:
         """The function that finds the input of the call which a value of the output stands for."""
         find = self.spec.input_lookup(call)
 
         def lookup(value: Any) -> Any:
             if value is self.padded_x:  # the model has maps of it now
-                self.tensors.keep_for(call.x, value, lambda: self._with_maps(call, root, value, version), cut)
+                self.tensors.keep_for(call.x, value, results, cut)
             return find(value)
 
         return lookup
@@ -272,17 +275,10 @@ class Captured:
         for returned, computed in zip(self.spec.of_call(call, out, self.tensors).values(), values, strict=True):
             check("its output", returned, computed)
 
-    def _with_maps(self, call: Call, root: Any, y: Any, version: int | None) -> Any:
-        """The sparse tensor of the call that is like `y`, with its kernel maps, which code outside of the model asks
-        for: the model computes once more, and is not replayed from now on.
-
-        version: of the coordinates at the call.  Raises RuntimeError where they were written to since."""
+    def _computed_again(self, call: Call, root: Root, y: Any) -> Any:
+        """The sparse tensor of the call that is like `y`, with its kernel maps, some of which code outside of the model
+        asks for: the model computes once more, and is not replayed from now on."""
         self.owner.drop(Why.GRAPH_MAPS_OUTSIDE.says())
-        if version is not None and version != root.coords._version:
-            raise RuntimeError(
-                "kernel maps of a result of a replay are asked for, whose input's coordinates have been modified by an "
-                "inplace operation; call the model in `with sparse_bridge.eager():`, or give it a copy of them."
-            )
         own: list[Any] = []
         outputs: list[Any] = []
         features = self.tensors.features_of(call.x)

@@ -8,6 +8,7 @@ import pytest
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
+from sparse_bridge.core.capture.calls.results import Results
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.refusals import Refusal
 from tests.clouds import cloud, features
@@ -103,9 +104,10 @@ def test_layers_that_look_for_other_maps_are_refused(sp, change):
     layer = sp.SubMConv3d if change is not strided else sp.SparseInverseConv3d
     with pytest.raises(Refusal, match="GRAPH_HAS_MAPS"):
         layer(4, 4, 2 if key == "down" else 3, indice_key=key)(padded(x))
-    y = sp.SubMConv3d(4, 4, 3, indice_key="b")(padded(x))
+    inside = padded(x)
+    y = sp.SubMConv3d(4, 4, 3, indice_key="b")(inside)
     made = protocol.of(x).result(x, y, x.features, None, None)
-    protocol.of(x).keep_for(made, y, lambda: y, lambda rows: rows)
+    protocol.of(x).keep_for(made, y, Results(protocol.of(x), inside, x, lambda _: y), lambda rows: rows)
     assert {*protocol.present(made.indice_dict)} == {*x.indice_dict} and {*made.indice_dict} == {*x.indice_dict, "b"}
 
 
@@ -158,7 +160,7 @@ def test_maps_of_a_result_that_are_made_when_wanted(sp):
     x = behind_a_layer(sp)
     inside = back_up(sp, padded(x))
     made = protocol.of(x).result(x, inside, x.features, None, None)
-    protocol.of(x).keep_for(made, inside, lambda: inside, lambda rows: rows)
+    protocol.of(x).keep_for(made, inside, Results(protocol.of(x), padded(x), x, lambda _: inside), lambda rows: rows)
     assert list(protocol.present(made.indice_dict)) == ["a"]
     assert made.indice_dict["down"] is inside.indice_dict["down"]
     assert set(made.indice_dict) == {"a", "down"}

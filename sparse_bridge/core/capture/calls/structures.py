@@ -72,11 +72,9 @@ class Tensors(Protocol):
     def label(self, x: Any) -> Hashable:
         """What `x` says of itself besides features and coordinates, by value."""
 
-    def keep_for(
-        self, y: Any, captured: Any, recover: Callable[[], Any], cut: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
-        """Let layers find kernel maps and levels of the result `y`, which is like `captured`. recover: computes a
-        tensor that has them.  cut: copies the rows in use of one of its tensors."""
+    def keep_for(self, y: Any, captured: Any, results: Any, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Let layers find kernel maps and levels of the result `y`, which is like `captured`. results: of the call, a
+        `Results`.  cut: copies the rows in use of one of the capture's tensors."""
 
     def is_norm(self, module: nn.Module) -> bool:
         """Whether this is a BatchNorm1d of torch, or the framework's over its own tensors."""
