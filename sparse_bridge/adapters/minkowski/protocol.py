@@ -49,7 +49,7 @@ class _Minkowski(TensorProtocol):
         if key not in registry.grids:
             return None
         view = registry.grids[key].own_view()
-        return Root(view.coords, view.data_bounds or view.box, self.levels_of(x))
+        return Root(view.coords, view.data_bounds or view.box, self.levels_of(x), view.distinct)
 
     def levels_of(self, x: Any) -> frozenset[Hashable]:
         """By their tensor strides: where there is one, layers give another one another name."""

@@ -11,6 +11,7 @@ import torch
 from ... import settings
 from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
+from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...refusals import Refusal, Why
 from ..protocol import LateMaps, LateSource, LayerFacts, Results, Root, TensorProtocol, carried, present
@@ -51,7 +52,9 @@ class _Spconv(TensorProtocol):
             return None
         if isinstance(x.voxel_num, torch.Tensor):
             return None  # results would carry it on
-        return Root(x.indices, box_of(x))
+        box, store = box_of(x), map_cache.find_store(x.indices)
+        cmap = None if store is None else store.find(box)
+        return Root(x.indices, box, distinct=cmap is not None and cmap.distinct)
 
     def is_fresh(self, x: Any) -> bool:
         return not _foreign_keys(x)

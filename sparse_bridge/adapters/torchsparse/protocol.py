@@ -56,7 +56,7 @@ class _Torchsparse(TensorProtocol):
         if x.coords.dtype != torch.int32 or x.coords.ndim != 2 or x.coords.shape[1] != 4:
             return None
         cmap = coordinate_map(map_cache.store_of(x.coords), x.coords, _profile(), range_of(x))
-        return Root(cmap.coords, cmap.data_bounds or cmap.box, self.levels_of(x))
+        return Root(cmap.coords, cmap.data_bounds or cmap.box, self.levels_of(x), cmap.distinct)
 
     def levels_of(self, x: Any) -> frozenset[Hashable]:
         """By their tensor strides."""

@@ -46,6 +46,7 @@ class CapturedMaps:
     ) -> None:
         self.padded_input, self.box, self.steps, self.target = padded_input, box, steps, target
         self.exact, self.memory = exact, memory
+        self.makes_levels = any(step.makes for step in steps)
         from ...kernels.maps import pair_batch, tile_batch
 
         device, boxes = padded_input.coords.device, boxes_of(box, steps)
@@ -145,6 +146,12 @@ class CapturedMaps:
         self.first.replay()
         self.event.record(self._stream.current())
         self.second.replay()
+
+    def rows_over(self, root: Root) -> dict[int, int] | None:
+        """`rows` of an input that was started over. Where nothing is to be learnt, as of a part of a model at one
+        level, the host does not wait."""
+        n_rows = len(root.coords)
+        return {0: n_rows} if root.distinct and not self.makes_levels else self.rows(n_rows)
 
     def rows(self, n_rows: int, bounds: DataBounds | None = None) -> dict[int, int] | None:
         """Rows of every level; None where the input cannot be served. Waits for the first graph.

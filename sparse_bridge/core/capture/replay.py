@@ -69,7 +69,7 @@ class _Graph:
     def values(self, call: Call, root: Root) -> Callable[[Any], Any] | None:
         """What makes values of the output those of the call. None where the graph cannot serve
         this input."""
-        rows = self.maps.rows(len(root.coords))
+        rows = self.maps.rows_over(root)
         return None if rows is None else self.captured.of(call, rows, root)
 
 

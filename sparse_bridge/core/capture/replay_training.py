@@ -127,7 +127,7 @@ class TrainingReplayer(GraphedModule):
         self.start(graph, root)
         if self.parameters_moved(graph) or graph.inner.looked_into(self):
             return None
-        rows = graph.maps.rows(len(root.coords))
+        rows = graph.maps.rows_over(root)
         # Torch's norms refuse to train on a single row, and what they do on none is the framework's to say.
         if rows is None or min(rows.values()) < 2:
             return None

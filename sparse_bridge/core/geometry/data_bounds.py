@@ -58,11 +58,13 @@ class Root(NamedTuple):
     """Coordinates of an input, int32 [N, 1 + D], batch first, axes in the order of the core, and
     where they lie; exact bounds may still have to be learnt.
 
-    known: names of the other levels that the framework keeps with the input, which layers in front of it made."""
+    known: names of the other levels that the framework keeps with the input, which layers in front of it made.
+    distinct: whether it is known that no two rows are equal, and that all lie inside."""
 
     coords: torch.Tensor
     bounds: Box | DataBounds
     known: frozenset[Hashable] = frozenset()
+    distinct: bool = False
 
     @property
     def box(self) -> Box:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparse_bridge import policy, settings
-from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.capture import captured_maps, graph_regions
 
 from . import apis
 from .graph_sizes import graphs_of
@@ -106,6 +106,36 @@ def test_replays_leave_calls_of_other_parts_as_they_are(device, rules, name):
         found = {type(part).__name__: one.mode() for part, one in graph_regions.tried() if not isinstance(one, str)}
         assert found["Second"].hits > 2 and found["Third"].hits > 2
         assert [len(found[part].kinds) for part in ("Second", "Third")] == [1, 1]
+
+
+class AtOneLevel(nn.Module):
+    """Layers at a coarser level, behind a layer that makes it."""
+
+    def __init__(self, layers):
+        super().__init__()
+        torch.manual_seed(0)
+        self.down, self.calls = layers.down(4, WIDTH, "d"), 0
+        self.part = Third(layers.conv(WIDTH, WIDTH, "b"), layers.conv(WIDTH, WIDTH, "e"))
+
+    def forward(self, x):
+        self.calls += 1
+        return {"out": self.part(self.down(x)), "deep": x}
+
+
+@pytest.mark.parametrize("name", apis.NAMES)
+def test_who_waits_for_rows(device, rules, monkeypatch, uncompared, name):
+    """A replay at one level does not, but for its capture: its rows are known to the layer that made them."""
+    rules.hold(graphs_of(512, watched=True))
+    rules.set(policy, LEAST_LAYERS=2)
+    waited, own = [], captured_maps.CapturedMaps.rows
+    count = lambda maps, *given: waited.append(maps.makes_levels) or own(maps, *given)  # noqa: E731
+    monkeypatch.setattr(captured_maps.CapturedMaps, "rows", count)
+    with apis.standin(name) as module, settings.override(optimize="graphs"), torch.no_grad():
+        model = AtOneLevel(apis.Layers(module, name)).to(device).eval()
+        scenes = (apis.scene(module, name, seed, device, 0.3 + 0.002 * seed) for seed in range(16))
+        apis.results_of(model, scenes, False)
+        said = {one.name: one for one in graph_regions.summary()}["Third"]
+    assert said.graphs == 1 and said.hits > 2 and waited == [False]
 
 
 class Pyramid(Part):
