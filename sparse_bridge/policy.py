@@ -90,7 +90,7 @@ CAPTURE = Schedule(skip_first=6, longest_wait=1 << 10)  # calls of a kind: one i
 CAPTURE_FAILURES = Schedule(failures=2)  # one may be an accident, such as a full memory
 CAPTURE_INCONCLUSIVE = Schedule(failures=8)  # trials that showed nothing; the next input often tells
 CAPTURE_CHANGES = Schedule(failures=4)  # of what a watched call read, at the next one; then it changes at each
-FRESH_INPUTS = Schedule(longest_wait=64)  # parts of a model have inputs with maps at every call, as the whole fails
+OTHER_INPUTS = Schedule(failures=4, longest_wait=64)  # with maps of their own, or points; then modules inside are tried
 CALL_KINDS = 16  # of a model's calls, if graphs serve fewer calls than that: every call is a new one
 KINDS_KEPT = 256  # of a model's calls; when there are more, those that no graph serves are forgotten
 VAIN_GRAPHS = 3  # that went for others before they had served REPLAYS_SETTLED calls; those are of too many kinds

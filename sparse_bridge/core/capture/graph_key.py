@@ -113,7 +113,7 @@ def root_of(tensors: Tensors, x: Any, features: torch.Tensor | None) -> Root | W
         return why
     root: Root | None = tensors.capture_root(x)
     if root is None:
-        return Why.GRAPH_HAS_MAPS
+        return Why.GRAPH_HAS_MAPS if tensors.coordinates_of(x).dtype == torch.int32 else Why.GRAPH_COORDINATES
     coords = root.coords
     columns = (coords.device, coords.dtype, coords.ndim, coords.shape[-1])
     if columns != (features.device, torch.int32, 2, 1 + root.bounds.dimension):

@@ -34,6 +34,8 @@ from .layer_requests import requests_of_layers
 from .model_graphs import ModelGraphs, served
 from .padded import PaddedInput
 
+_OTHER_INPUTS = Why.GRAPH_HAS_MAPS, Why.GRAPH_COORDINATES
+
 
 class GraphedModule(ModelGraphs):
     """The forward of a model that graphs serve, and when to capture another."""
@@ -84,7 +86,7 @@ class GraphedModule(ModelGraphs):
 
     def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
         """The replay of a call with these arguments; None where it may not be replayed."""
-        if (self.fresh_inputs.wait and not self.fresh_inputs.due()) or not self.may_replay():
+        if (self.other_inputs.wait and not self.other_inputs.due()) or not self.may_replay():
             return None
         try:
             call = call_of(args, kwargs, self.tensors_of, self.reads)
@@ -105,10 +107,10 @@ class GraphedModule(ModelGraphs):
         root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x, features)
         if isinstance(root, Why):
             self.decline(root)
-            if root is Why.GRAPH_HAS_MAPS and not (self.asked or self.graphs):
-                self.fresh_inputs.failed()
+            if root in _OTHER_INPUTS and not (self.asked or self.graphs):
+                self.other_inputs.failed()
             return None
-        self.fresh_inputs.failures = 0
+        self.other_inputs.failures = 0
         assert tensors is not None and features is not None  # `root_of` has seen them
         with self.speculation.launch(self, root, features):
             if self.possible():

@@ -42,7 +42,7 @@ class ModelGraphs(ModelReference, abc.ABC):
 
     hindered: calls that hooks stood against, or modes of modules.  vain: graphs that went for those of another kind
     before they had served many calls.  attempts: captures, until too many failed.  inconclusive: captures without maps,
-    or with a trial that showed nothing.  fresh_inputs: looks for an input without maps, while there is no graph.
+    or with a trial that showed nothing.  other_inputs: looks at inputs that no graph serves, while there is none.
     reason: why a capture failed.  undecided: why the last trial showed nothing.  declined: why the last call that might
     have been replayed was not.
     """
@@ -70,7 +70,7 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.hindered, self.vain = policy.Attempts(policy.HINDERED), 0
         self.last_key: GraphKey | None = None  # of the last call; what tells the last new kind from the call before it
         self.difference = ""
-        self.fresh_inputs = policy.Attempts(policy.FRESH_INPUTS)
+        self.other_inputs = policy.Attempts(policy.OTHER_INPUTS)
         self.reason = self.undecided = self.declined = None
         self.rerun_due = False  # a capture or a comparison waits for a call that may run twice up to its sparse tensor
         self.reads: set[Any] = set()  # what the model reads of dictionaries
@@ -147,6 +147,8 @@ class ModelGraphs(ModelReference, abc.ABC):
         """Why nothing is captured any more, if so."""
         if self.attempts.over:
             return self.reason
+        if self.other_inputs.over:
+            return self.declined
         if self.inconclusive.over and not self.graphs:
             return self.undecided or Why.GRAPH_NOT_PREFETCHED.says()
         return self._new_kinds() if self.serves_few() else None

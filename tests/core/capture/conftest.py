@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sparse_bridge import policy, settings
-from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.capture import graph_regions, model_graphs
 from sparse_bridge.core.maps import request
 from sparse_bridge.core.prefetch import prefetch
 from tests.adapters.spconv import apis
@@ -51,9 +51,11 @@ def nothing_learnt():
     for model, _ in graph_regions.tried():
         graph_regions.end(model)
     prefetch.forget()
+    model_graphs.forget()
     graph_regions.remove()
     yield
     prefetch.forget()
+    model_graphs.forget()
     graph_regions.remove()
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from sparse_bridge import policy, settings
 from sparse_bridge.core.capture import captured_maps, graph_regions
+from sparse_bridge.refusals import Why
 
 from . import apis
 from .graph_sizes import graphs_of
@@ -136,6 +137,35 @@ def test_who_waits_for_rows(device, rules, monkeypatch, uncompared, name):
         apis.results_of(model, scenes, False)
         said = {one.name: one for one in graph_regions.summary()}["Third"]
     assert said.graphs == 1 and said.hits > 2 and waited == [False]
+
+
+class OfPoints(nn.Module):
+    """Takes points, and makes their sparse tensor."""
+
+    def __init__(self, module):
+        super().__init__()
+        torch.manual_seed(0)
+        layers = apis.Layers(module, "torchsparse")
+        self.module, self.part = module, Third(layers.conv(4, WIDTH, "a"), layers.conv(WIDTH, WIDTH, "a"))
+
+    def forward(self, points):
+        return self.part(self.module.SparseTensor(points.F, points.C.int())).feats
+
+
+def test_a_model_of_points(device, rules):
+    """After a few calls its parts are tried."""
+    rules.hold(graphs_of(512, watched=True))
+    rules.set(policy, LEAST_LAYERS=2)
+    found = {}
+    for mode in ("off", "graphs"):
+        with apis.standin("torchsparse") as module, settings.override(optimize=mode), torch.no_grad():
+            model, found[mode] = OfPoints(module).to(device).eval(), []
+            for seed in range(32):
+                x = apis.scene(module, "torchsparse", seed, device, 0.3 + 0.002 * seed)
+                found[mode].append(model(module.PointTensor(x.F, x.C.float())))
+            said = {one.name: one for one in graph_regions.summary()}
+    assert Why.GRAPH_COORDINATES.name in said["OfPoints"].reason and said["Third"].hits > 2, said
+    assert all(map(torch.equal, found["graphs"], found["off"]))
 
 
 class Pyramid(Part):
