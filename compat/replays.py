@@ -59,7 +59,7 @@ __all__ = [
 RECORD = pathlib.Path(__file__).with_name("results") / "replays" / "cpu.json"
 SCHEMA = 1
 MODES = ("inference", "training")
-CALLS = 80  # at most, of a model in a mode, with the scenes of a few seeds in turn
+CALLS = 120  # at most, of a model in a mode, with the scenes of a few seeds in turn
 COMPARED = 2  # of replays on a GPU, each of so many
 TOGETHER = 2  # models in a process on a GPU, which others share
 
@@ -137,7 +137,7 @@ class GpuSearch:
     """Replays, as by default on a GPU."""
 
     replays = True
-    settled = 3 * COMPARED  # calls in a row that changed nothing
+    settled = COMPARED * (policy.REPLAYS_SETTLED + 2)  # calls in a row that changed nothing; one may yet be slower
 
     def __enter__(self) -> GpuSearch:
         graph_regions.remove()

@@ -55,6 +55,10 @@ class Why(enum.Enum):
         "its calls are of ever new kinds: {}, {} were replayed; {}",
         "keep what changes from call to call in tensors, not in numbers, text or shapes",
     )
+    GRAPH_SLOWER = (
+        "replays take longer than its layers: {:.2f} ms, and {:.2f}",
+        'nothing; `optimize="graphs"` replays it all the same',
+    )
     GRAPH_FEATURES = "its sparse tensor has no features [N, C]", _ARGUMENTS
     GRAPH_HAS_MAPS = (
         "its layers use kernel maps or levels that its sparse tensor has from layers in front of it",

@@ -172,7 +172,7 @@ def _install_region(frame: types.FrameType | None) -> None:
                 resume_point = next((inner for inner, takes in calls[depth + 1 :] if takes), None)
                 if resume_point is None or not _servable(resume_point):
                     continue
-            _regions[module] = GraphRegion(module, _tensors_of, resume_point)
+            _regions[module] = GraphRegion(module, _tensors_of, resume_point, part=depth > 0)
             return
         _refused.exhaust([one for one, _ in calls])
 
@@ -204,12 +204,17 @@ class GraphRegion(served_forward.Server):
     """The forward of a part of a model that is replayed where calls of a kind keep coming."""
 
     def __init__(
-        self, model: nn.Module, tensors_of: _TensorsOf, resume_point: nn.Module | None = None, asked: bool = False
+        self,
+        model: nn.Module,
+        tensors_of: _TensorsOf,
+        resume_point: nn.Module | None = None,
+        asked: bool = False,
+        part: bool = False,
     ) -> None:
         """resume_point: the module inside that first takes the sparse tensor that `model` makes.  asked: the program
-        wants this model replayed, whatever the settings."""
+        wants this model replayed, whatever the settings.  part: another module calls it."""
         self.tensors_of, self.asked = tensors_of, asked
-        self.replayer = Replayer(TrainingReplayer(model, tensors_of, asked), asked)
+        self.replayer = Replayer(TrainingReplayer(model, tensors_of, asked), asked, part)
         self.other_modes = 0  # calls whose resume point records gradients where the model does not, or the other way
         self.resume_point = None if resume_point is None else _ResumePoint(resume_point)
         super().__init__(model)

@@ -11,13 +11,16 @@ ordinarily. Sparse tensors are read through `graphed_module.Tensors`, whatever t
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ... import hooks
+from ... import hooks, policy, settings
+from ...refusals import Why
 from ..closed_world.kept import assert_no_mutation
 from ..geometry.data_bounds import Root
 from ..prefetch.recording import Recording
@@ -91,11 +94,35 @@ def summary_of(*modes: GraphedModule) -> Summary:
 
 
 class Replayer(GraphedModule):
-    """The forward of a model in evaluation; training: takes the calls with gradients, see `replay_training`."""
+    """The forward of a model in evaluation; training: takes the calls with gradients, see `replay_training`.  part: it
+    is called by another module, and may be too small to be worth a graph."""
 
-    def __init__(self, training: GraphedModule, asked: bool = True) -> None:
+    def __init__(self, training: GraphedModule, asked: bool = True, part: bool = False) -> None:
         super().__init__(training.model, training.tensors_of, asked)
-        self.training, self.hindered = training, training.hindered
+        self.training, self.hindered, self.part = training, training.hindered, part
+        self.slower = False  # replays were not faster than the layers
+        self._least = {False: math.inf, True: math.inf}  # seconds of a call, by whether a graph served it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.part or torch.is_grad_enabled() or settings.get().optimize == "graphs":
+            return super().__call__(*args, **kwargs)
+        start, hits = time.perf_counter(), self.hits
+        out = super().__call__(*args, **kwargs)
+        self._time(time.perf_counter() - start, self.hits > hits)
+        return out
+
+    def _time(self, seconds: float, replayed: bool) -> None:
+        """Learn how long a call took on the host. After some replays that were no faster than the layers, the layers
+        serve all calls."""
+        self._least[replayed] = min(self._least[replayed], seconds)
+        layers, replays = self._least.values()
+        if replayed and self.hits == policy.REPLAYS_SETTLED and replays > layers:
+            self.slower = True
+            self.leave_room()
+            self.refuse(Why.GRAPH_SLOWER.says(1e3 * replays, 1e3 * layers))
+
+    def may_replay(self) -> bool:
+        return not self.slower and super().may_replay()
 
     def summary(self) -> Summary:
         """Hits and graphs, of calls with and without gradients, and what stands against more."""

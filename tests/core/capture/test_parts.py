@@ -8,6 +8,7 @@ from torch import nn
 
 from sparse_bridge import policy, settings
 from sparse_bridge.core.capture import captured_maps, graph_regions
+from sparse_bridge.core.capture.replay import Replayer
 from sparse_bridge.refusals import Why
 
 from . import apis
@@ -107,6 +108,25 @@ def test_replays_leave_calls_of_other_parts_as_they_are(device, rules, name):
         found = {type(part).__name__: one.mode() for part, one in graph_regions.tried() if not isinstance(one, str)}
         assert found["Second"].hits > 2 and found["Third"].hits > 2
         assert [len(found[part].kinds) for part in ("Second", "Third")] == [1, 1]
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_a_part_whose_replays_take_longer_than_its_layers(device, rules, monkeypatch, uncompared, slower):
+    """It is left to its layers in inference; training goes on."""
+    rules.hold(graphs_of(512, watched=True))
+    rules.set(policy, LEAST_LAYERS=2)
+    own, seconds = Replayer._time, {False: 2.0, True: 3.0 if slower else 1.0}
+    monkeypatch.setattr(Replayer, "_time", lambda self, _, replayed: own(self, seconds[replayed], replayed))
+    with apis.standin("spconv") as module, settings.override(optimize="auto"):
+        model = AtOneLevel(apis.Layers(module, "spconv")).to(device)
+        for trains in (False, True):
+            scenes = (apis.scene(module, "spconv", seed, device, 0.3 + 0.002 * seed) for seed in range(28))
+            with torch.set_grad_enabled(trains):
+                apis.results_of(model.train(trains), scenes, trains)
+        (found,) = (one for part, one in graph_regions.tried() if part is model.part)
+    assert found.slower == slower and (Why.GRAPH_SLOWER.name in str(found.reason)) == slower
+    assert found.hits == policy.REPLAYS_SETTLED if slower else found.hits > policy.REPLAYS_SETTLED
+    assert found.training.hits > 2 and bool(found.graphs) != slower
 
 
 class AtOneLevel(nn.Module):
