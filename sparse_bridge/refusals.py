@@ -206,7 +206,7 @@ class Why(enum.Enum):
     GRAPH_OTHER_BITS = (
         "it computes something else over a padded input: {} is off by {:.1e} of its size in {} "
         "rows; where that is rounding, an operation outside its sparse layers rounds by how many "
-        "rows there are, as matrix products of torch in fp32 do",
+        "rows there are, as batched products of torch in fp32 may",
         _ROWS,
         _DIFFERENT,
     )

@@ -11,6 +11,8 @@ import torch
 from ... import tolerances
 from ...refusals import Refusal, Why
 
+ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}  # of a value, by dtype; 1e-6 of others
+
 
 def compare(name: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
     """Raise Refusal unless a tensor that a model makes of an input, `expected`, and the one of the

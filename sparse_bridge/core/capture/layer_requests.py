@@ -16,8 +16,8 @@ from ..maps.coordinate_map import CoordinateMap
 from ..prefetch import prefetch
 from ..prefetch.recording import Recording
 from .calls.input_proxies import Call
+from .calls.output_spec import OutputSpec
 from .captured_maps import own_random_numbers
-from .captured_model import OutputSpec
 from .graph_capture import preserved_statistics
 from .graph_key import GraphKey
 from .model_graphs import ModelGraphs

@@ -11,6 +11,7 @@ ordinarily. Sparse tensors are read through `graphed_module.Tensors`, whatever t
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from ..geometry.data_bounds import Root
 from ..prefetch.recording import Recording
 from .call_kind import CallKind
 from .calls.call import ReplayResult
+from .calls.exact_operators import ExactOperators
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.structures import MISSING
@@ -177,7 +179,7 @@ class Replayer(GraphedModule):
             if convert is None:
                 return False
             values = list(map(convert, graph.captured.spec.values()))
-        graph.captured.compare(call, out, values)
+        graph.captured.compare(call, root, out, values)
         return True
 
     def record_graph(
@@ -208,11 +210,19 @@ class Replayer(GraphedModule):
                 captured_model = work([reads])
                 if self.needs_more_guards(padded_input, n_reads):
                     return None
-                values = [captured_model.of(call, rows, root)(value) for value in captured_model.spec.values()]
-                captured_model.compare(call, out, values)
-                del captured_model, values
+                rounded = captured_model.rounds_by_rows(call, root, rows, out, functools.partial(_exactly, work))
+                del captured_model
                 padded_input.padding_value = None
-                kind.trial = reads.alters
-            alters = kind.trial
+                kind.trial = reads.alters, rounded
+            alters, rounded = kind.trial
             with on_own_stream(key.device, memory.stream):
-                return memory.captured(lambda pool: _Graph(maps, features, work, self.modules, weights, pool, alters))
+                made = memory.captured(lambda pool: _Graph(maps, features, work, self.modules, weights, pool, alters))
+                made.captured.rounded = rounded
+                return made
+
+
+def _exactly(work: Callable[..., Captured]) -> Captured | None:
+    """The model over its padded input with `ExactOperators`; None where there are none of those."""
+    exact = ExactOperators()
+    captured_model = work([exact])
+    return captured_model if exact.used else None

@@ -27,9 +27,9 @@ from ..prefetch.recording import Recording
 from .autograd_nodes import saved_for_backward
 from .call_kind import CallKind
 from .calls.input_proxies import Call
+from .calls.output_spec import OutputSpec
 from .calls.structures import MISSING, Tensors
 from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
-from .captured_model import OutputSpec
 from .graph_capture import captured, captured_from, copies_of, in_trial, preserved_statistics, trial
 from .graph_key import GraphKey, addresses, parameters_of
 from .graphed_module import GraphedModule
@@ -116,7 +116,7 @@ class TrainingReplayer(GraphedModule):
             leaves = run.forward(features)
             values = list(map(graph.values(leaves, call, run, root), graph.captured.spec.values()))
             run.open = False  # nobody else goes backward through it
-            graph.captured.compare(call, out, values)
+            graph.captured.compare(call, root, out, values)
             check([*run.backward(features, root.coords, cotangents), *leaves])
         return True
 
@@ -140,8 +140,7 @@ class TrainingReplayer(GraphedModule):
     ) -> _Graph | None:
         self.capturing = True
         try:
-            unchanged = assert_no_mutation(self.model, key.tensors)
-            memory = self.memory
+            unchanged, memory = assert_no_mutation(self.model, key.tensors), self.memory
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
             with on_one_thread, own_random_numbers(key.device), unchanged, preserved_statistics(self.model):
@@ -155,15 +154,16 @@ class TrainingReplayer(GraphedModule):
                     captured_model = copy.verify(maps.padded_input, rows, out)
                     if self.needs_more_guards(maps.padded_input, n_reads):
                         return None
-                    with torch.no_grad():
-                        values = list(map(captured_model.of(call, rows, root), captured_model.spec.values()))
-                    captured_model.compare(call, out, values)
-                    kind.trial = copy.gradient_mask, copy.fill
-                    del captured_model, values, copy
+                    exactly = functools.partial(copy.exactly, maps.padded_input)
+                    rounded = captured_model.rounds_by_rows(call, root, rows, out, exactly)
+                    kind.trial = copy.gradient_mask, copy.fill, rounded
+                    del captured_model, copy, exactly
                 with on_own_stream(key.device, memory.stream):
                     copy = PaddedModel(self, call, root.coords, root.box)
-                    copy.gradient_mask, maps.padded_input.padding_value = kind.trial
-                    return memory.captured(lambda pool: _Graph(copy, self.modules, maps, pool))
+                    copy.gradient_mask, maps.padded_input.padding_value, rounded = kind.trial
+                    graph = memory.captured(lambda pool: _Graph(copy, self.modules, maps, pool))
+                    graph.captured.rounded = rounded
+                    return graph
         finally:
             self.capturing = False
 

@@ -10,33 +10,31 @@ import contextlib
 import functools
 import itertools
 import math
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ... import hooks
 from ...hooks import ModelReference
 from ...refusals import Refusal, Why
 from ..conv.convolution import autocast_dtype
 from ..geometry.boxes import Box
-from ..maps import rows
 from ..maps.coordinate_map import CoordinateMap
-from ..ops.batch_norm import batch_norm_training
 from .autograd_nodes import autograd_nodes, only_own_functions
+from .calls.counted_norms import counted_norms
+from .calls.exact_operators import ExactOperators
 from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
+from .calls.output_spec import OutputSpec
 from .calls.structures import Tensors
-from .captured_model import Captured, OutputSpec, for_each_output
-from .comparison import compare_within_rounding
+from .captured_model import Captured, for_each_output
+from .comparison import ROUNDING, compare_within_rounding
 from .graph_capture import copies_of
 from .model_graphs import ModelGraphs
 from .padded import PaddedInput
 
 _TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are there
-_ROUNDING = {torch.float16: 5e-4, torch.bfloat16: 4e-3}
 
 
 # Of what layers compute of an input alone: gradients of the outputs that autograd went backward with, and the check of
@@ -89,7 +87,7 @@ class PaddedModel(ModelReference):
 
     def over(self, padded_input: PaddedInput, features: torch.Tensor, contexts: Sequence[Any] = ()) -> Captured:
         """The model over a padded input. features: its own, [capacity, C].  contexts: to run it in."""
-        with _counted_norms(self.model, self.tensors):
+        with counted_norms(self.model, self.tensors):
             return Captured(self.owner, self, self.call, padded_input, features, self.root.box, contexts)
 
     def run_alone(self, noise: float = 0.0) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -142,6 +140,17 @@ class PaddedModel(ModelReference):
             return captured
         finally:
             self.buffers = own
+
+    def exactly(self, padded_input: PaddedInput) -> Captured | None:
+        """The model over the padded input with `ExactOperators`; None where there are none of those."""
+        own, exact = self.buffers, ExactOperators()
+        try:
+            self._begin()
+            padded_input.padding_value = _TRIAL_FILL
+            captured = self.over(padded_input, self.padded_features(padded_input), [self._rewound(), exact])
+        finally:
+            self.buffers = own
+        return captured if exact.used else None
 
     def _compare_padded(
         self, reference: Reference, captured: Captured, features: torch.Tensor, rows: dict[int, int]
@@ -200,7 +209,7 @@ class PaddedModel(ModelReference):
         """The same after a change of the features as small as rounding."""
         own = self.buffers
         self._begin()
-        leaves, features = self.run_alone(noise=_ROUNDING.get(self._precision(), 1e-6))
+        leaves, features = self.run_alone(noise=ROUNDING.get(self._precision(), 1e-6))
         computed = gradients_of(leaves, self.inputs(features), cotangents)
         computed += [*leaves, *self._statistics().values()]
         self.buffers = own
@@ -306,43 +315,3 @@ def _random_states(device: torch.device) -> list[torch.Tensor]:
 def _widened(rows: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     """`rows`, and zeros behind them as `wide` has rows."""
     return torch.cat([rows, rows.new_zeros((len(wide) - len(rows), *rows.shape[1:]))])
-
-
-@contextlib.contextmanager
-def _counted_norms(model: nn.Module, tensors: Tensors) -> Iterator[None]:
-    """Batch norms that know how many rows of a padded input there are, wherever they are called.
-
-    What is fused with them stays so: those of torch's class remain such to whoever asks, and those that
-    know by themselves are left alone.
-    """
-    forwards: list[tuple[nn.Module, Any]] = []
-    try:
-        for module in model.modules():
-            if tensors.is_norm(module) and not (module.training and getattr(module, "_counts_rows", False)):
-                forward = module.__dict__.get("forward")
-                forwards.append((module, forward))
-                own = forward or functools.partial(type(module).forward, module)
-                module.__dict__["forward"] = types.MethodType(_in_place_of(module, own, tensors), module)
-        yield
-    finally:
-        for module, forward in forwards:
-            module.__dict__.pop("forward")
-            if forward is not None:
-                module.__dict__["forward"] = forward
-
-
-def _in_place_of(module: Any, forward: Any, tensors: Tensors) -> Any:
-    """What a norm in a padded input computes, as a method."""
-
-    def normalise(self: Any, input: Any) -> Any:
-        if not (rows.in_scope() and (self.training or (self.running_mean is None and self.running_var is None))):
-            return forward(input)
-        if isinstance(input, torch.Tensor):
-            return batch_norm_training(self, input, False)
-        features = tensors.features_of(input)
-        assert features is not None
-        return tensors.with_features(input, batch_norm_training(self, features, False))
-
-    if type(module) is nn.BatchNorm1d:
-        setattr(normalise, hooks.IN_PLACE_OF, nn.BatchNorm1d.forward)
-    return normalise

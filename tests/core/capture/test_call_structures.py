@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sparse_bridge.core.capture.calls.call import call_of, constant, other_inputs, read_constants
+from sparse_bridge.core.capture.calls.output_spec import OutputSpec
 from sparse_bridge.core.capture.calls.structures import (
     MISSING,
     StructureCheck,
@@ -19,7 +20,6 @@ from sparse_bridge.core.capture.calls.structures import (
     map_structure,
     share_memory,
 )
-from sparse_bridge.core.capture.captured_model import OutputSpec
 from sparse_bridge.refusals import Refusal, Why
 
 
