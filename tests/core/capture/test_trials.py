@@ -16,9 +16,9 @@ from benchmarks.works import fill
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.capture.calls.counted_norms import counted_norms
 from sparse_bridge.core.capture.calls.foreign import ForeignReads
 from sparse_bridge.core.capture.comparison import compare
-from sparse_bridge.core.capture.replay_trial import _counted_norms
 from sparse_bridge.core.geometry.constants import constant
 from sparse_bridge.refusals import Refusal, Why
 from sparse_bridge.tools.networks.torchsparse import Backbone
@@ -99,7 +99,7 @@ def test_norms_have_their_forwards_back():
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3))
     model[1].forward = model[0].forward
     before = [dict(vars(module)) for module in model]
-    with pytest.raises(Refusal), _counted_norms(model, _Tensors()):
+    with pytest.raises(Refusal), counted_norms(model, _Tensors()):
         assert "forward" in vars(model[0]) and vars(model[1])["forward"] is not before[1]["forward"]
         raise Refusal(Why.GRAPH_NO_GRADIENT)
     assert [dict(vars(module)) for module in model] == before
