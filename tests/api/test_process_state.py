@@ -101,7 +101,6 @@ TOUCHED = {
     "what is said once in a process is to be heard": "settings._told",
     "a preload that takes long is imitated": "core.warmup.preload._thread",
     "row numbers are to be made anew": "core.ops.pointwise._rows",
-    "forwards that a failing trial gives back are looked at": "core.capture.replay_trial._counted_norms",
     "a helper that is compiled anew, or not at all, must not be known to other tests": (
         "native._listeners native._module native._reason native._thread"
     ),
