@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 from torch import nn
 
-from sparse_bridge import settings
+from sparse_bridge import hooks, settings
 from sparse_bridge.core.capture import graph_regions
-from sparse_bridge.core.capture.calls import exact_operators
+from sparse_bridge.core.capture.calls import counted_norms, exact_operators
 from sparse_bridge.core.maps import rows
 from sparse_bridge.core.maps.rows import Rows
 from sparse_bridge.refusals import Why
@@ -128,6 +130,36 @@ def test_comparisons_allow_for_rounding(device, rules, known):
         assert hits == 0 and reason == "None"  # each call is compared
     with settings.override(compare_every=2):
         assert calls(device, False, slightly, 12)[0] > 1
+
+
+class Tensors:
+    def is_norm(self, module):
+        return isinstance(module, nn.BatchNorm1d)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_norms_that_kernels_compute_are_left_to_them(monkeypatch, ours):
+    """In a trial such as of the layers: a norm of ours counts rows, and gives the bits of the layers' own."""
+    norm, seen = nn.BatchNorm1d(3).train(), []
+
+    def forward(self, x):
+        seen.append(("own", len(x)))
+        return nn.BatchNorm1d.forward(self, x)
+
+    def kernels(norm, x, relu):
+        seen.append(("kernels", len(x)))
+        return x
+
+    if ours:
+        setattr(forward, hooks.IN_PLACE_OF, nn.BatchNorm1d.forward)
+    norm.forward = types.MethodType(forward, norm)
+    monkeypatch.setattr(counted_norms, "batch_norm_training", kernels)
+    scope = {8: Rows(None, torch.tensor([4], dtype=torch.int32), 8, 3.0, 5)}
+    with counted_norms.counted_norms(nn.Sequential(norm), Tensors()), rows.scope(scope):
+        norm(torch.randn(8, 3))
+        with exact_operators.ExactOperators():
+            assert norm(torch.randn(8, 3)).shape == (8, 3)
+    assert seen == [("kernels", 8), ("kernels", 8) if ours else ("own", 5)]
 
 
 def test_rows_in_use_alone():
