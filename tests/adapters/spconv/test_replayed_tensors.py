@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
+import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
@@ -156,14 +158,55 @@ def test_a_tensor_that_was_made_anew_does_not(sp):
     assert not protocol.of(x).result(x, y, x.features, None, None).indice_dict
 
 
-def test_maps_of_a_result_that_are_made_when_wanted(sp):
-    x = behind_a_layer(sp)
-    inside = back_up(sp, padded(x))
+@pytest.mark.parametrize("kept", [True, False])
+def test_maps_of_a_result_that_are_made_when_wanted(sp, kept):
+    """By their layer, over the input of the call; where that is gone, by whoever has all."""
+    x, layer = behind_a_layer(sp), sp.SparseConv3d(4, 4, 2, 2, indice_key="down")
+    theirs, over = layer(x).indice_dict["down"], padded(x)
+    inside = sp.SparseInverseConv3d(4, 4, 2, indice_key="down")(layer(over))
+    if not kept:
+        del layer
+        gc.collect()
     made = protocol.of(x).result(x, inside, x.features, None, None)
-    protocol.of(x).keep_for(made, inside, Results(protocol.of(x), padded(x), x, lambda _: inside), lambda rows: rows)
+    protocol.of(x).keep_for(made, inside, Results(protocol.of(x), over, x, lambda _: inside), lambda rows: rows)
     assert list(protocol.present(made.indice_dict)) == ["a"]
-    assert made.indice_dict["down"] is inside.indice_dict["down"]
-    assert set(made.indice_dict) == {"a", "down"}
+    found = made.indice_dict["down"]
+    assert found is made.indice_dict["down"] and set(made.indice_dict) == {"a", "down"}
+    if kept:
+        assert found.indices is x.indices and torch.equal(found.indice_pairs, theirs.indice_pairs)
+        assert torch.equal(found.out_indices, theirs.out_indices)
+    else:
+        assert found is inside.indice_dict["down"]
+
+
+class Slotted:
+    """A tensor of a framework whose classes have slots."""
+
+    __slots__ = ("indices",)
+
+    def __init__(self, coords):
+        self.indices = coords
+
+
+def test_which_tensors_of_a_call_maps_can_be_built_over(sp):
+    x, y = behind_a_layer(sp), behind_a_layer(sp)
+    inside, other = padded(x), padded(y)
+    results = Results(protocol.of(x), inside, x, lambda _: None)
+    assert results.at(inside.indices) is x and results.at(other.indices) is None
+    results.add(other, y)
+    results.add(other, Slotted(y.indices))
+    assert results.at(other.indices) is y
+    own = y.indices
+    y.indices = own.flip(0)  # the program's own
+    assert results.at(other.indices) is None
+    y.indices = own
+    assert results.at(other.indices) is y
+    results.check()
+    own.zero_()
+    with pytest.raises(RuntimeError, match="inplace"):
+        results.check()
+    del y
+    assert results.at(other.indices) is None
 
 
 def test_rows_in_another_order_are_refused(sp):

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .structures import Tensors
+
+
+class _Level(NamedTuple):
+    """captured: coordinates of the capture.  own: a tensor of the call.  coords: of it, then; version: theirs."""
+
+    captured: torch.Tensor
+    own: weakref.ref[Any]
+    coords: torch.Tensor
+    version: int | None
 
 
 class Results:
@@ -20,7 +29,7 @@ class Results:
 
     def __init__(self, tensors: Tensors, captured: Any, x: Any, compute_again: Callable[[Any], Any]) -> None:
         self.tensors, self._x, self._compute_again = tensors, x, compute_again
-        self._levels: list[tuple[torch.Tensor, weakref.ref[Any], int | None]] = []
+        self._levels: list[_Level] = []
         self._recovered: dict[int, Any] = {}
         self.add(captured, x)
 
@@ -28,25 +37,29 @@ class Results:
         """`own` is of the call what `captured` is of the capture."""
         coords = self.tensors.coordinates_of(own)
         version = None if coords.is_inference() else coords._version
-        self._levels.append((self.tensors.coordinates_of(captured), weakref.ref(own), version))
+        try:
+            reference = weakref.ref(own)
+        except TypeError:  # a class with slots; its maps are built anew by layers that want them
+            return
+        self._levels.append(_Level(self.tensors.coordinates_of(captured), reference, coords, version))
 
     def at(self, coords: torch.Tensor) -> Any:
-        """The tensor of the call over the level whose coordinates are these in the capture, or None."""
-        for mine, own, _ in self._levels:
-            found = own()
-            if found is not None and (mine.data_ptr(), mine.shape) == (coords.data_ptr(), coords.shape):
+        """The tensor of the call over the level whose coordinates are these in the capture, or None. It has the
+        coordinates that it had then."""
+        for level in self._levels:
+            found = level.own()
+            same = (level.captured.data_ptr(), level.captured.shape) == (coords.data_ptr(), coords.shape)
+            if same and found is not None and self.tensors.coordinates_of(found) is level.coords:
                 return found
         return None
 
     def check(self) -> None:
         """Raise RuntimeError where coordinates were written to since the call."""
-        for _, reference, version in self._levels:
-            own = reference()
-            if own is not None and version is not None and version != self.tensors.coordinates_of(own)._version:
-                raise RuntimeError(
-                    "kernel maps of a result of a replay are asked for, and coordinates of the call have been modified "
-                    "by an inplace operation; call the model in `with sparse_bridge.eager():`, or give it a copy."
-                )
+        if any(level.version is not None and level.version != level.coords._version for level in self._levels):
+            raise RuntimeError(
+                "kernel maps of a result of a replay are asked for, and coordinates of the call have been modified "
+                "by an inplace operation; call the model in `with sparse_bridge.eager():`, or give it a copy."
+            )
 
     def recover(self, captured: Any) -> Any:
         """The tensor of the call that is like `captured`, with all its maps: the model computes once more, and is not
