@@ -54,12 +54,13 @@ class Results(Protocol):
 
 
 class LateSource(NamedTuple):
-    """keys: of kernel maps that `make` makes, each of its key; unbuilt: those of them that no layer could build itself.
+    """keys: of kernel maps that `make` makes, each of its key, in the order in which layers have made them; unbuilt:
+    those of them that no layer could build itself.
 
     coords: of a level; None where `of_level` is empty.  of_level: what there is to know of those maps that layers
     over this level would build again, by key."""
 
-    keys: frozenset[Hashable]
+    keys: tuple[Hashable, ...]
     unbuilt: frozenset[Hashable]
     make: Callable[[Any], Any]
     coords: torch.Tensor | None = None
@@ -76,7 +77,7 @@ class LateMaps(dict[Any, Any]):
 
     def late_keys(self) -> frozenset[Hashable]:
         """Of the maps that are still to be made."""
-        return frozenset().union(*(source.keys for source in self.sources)).difference(self._made)
+        return frozenset([key for source in self.sources for key in source.keys]).difference(self._made)
 
     def take(self, key: Hashable) -> None:
         """Have the map of this key, if it is still to be made."""

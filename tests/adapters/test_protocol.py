@@ -163,7 +163,7 @@ def test_maps_that_are_made_when_wanted():
     asked = []
     every = {"down": 1, "same": 2, "more": 3}
     make = functools.cache(lambda key: asked.append(key) or every[key])
-    maps = protocol.LateMaps(protocol.LateSource({"down", "same"}, {"down"}, make))
+    maps = protocol.LateMaps(protocol.LateSource(("down", "same"), {"down"}, make))
     maps["own"] = 4
     handed_on = protocol.carried(maps)
     assert protocol.present(maps) == {"own": 4} and maps.get("other") is None and "more" not in maps
@@ -184,7 +184,7 @@ def test_maps_that_are_made_when_wanted():
 @pytest.mark.parametrize("look", [len, list, dict, bool, str, dict.copy, dict.items, lambda maps: {**maps}])
 def test_whoever_looks_at_all_maps_has_them_made(look):
     every = {"down": 1, "same": 2}
-    maps = protocol.LateMaps(protocol.LateSource({*every}, {"down"}, every.get))
+    maps = protocol.LateMaps(protocol.LateSource(tuple(every), {"down"}, every.get))
     found = getattr(maps, look.__name__)() if look in (dict.copy, dict.items) else look(maps)
     assert found == (every.items() if look is dict.items else look(every))
 

@@ -85,7 +85,7 @@ class _Spconv(TensorProtocol):
         strided = frozenset([key for key, record in maps.items() if not getattr(record, "is_subm", False)])
         of_level = {key: records.facts(one) for key, one in maps.items() if records.is_over(one, captured.indices)}
         make = functools.cache(functools.partial(_made_again, maps, captured, results))
-        late = LateMaps(LateSource(frozenset(maps), strided, make, y.indices, of_level), *_late(y))
+        late = LateMaps(*_late(y), LateSource(tuple(maps), strided, make, y.indices, of_level))
         late.update(present(own))
         y.indice_dict = late
 

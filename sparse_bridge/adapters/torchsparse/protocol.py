@@ -84,11 +84,11 @@ class _Torchsparse(TensorProtocol):
             own, caches.kmaps = present(caches.kmaps), LateMaps()
             caches.kmaps.update(own)
         late, made = caches.kmaps, caches_of(captured).kmaps
-        keys = frozenset([key for key in made if any(step != 1 for step in key[2])])
-        keys -= late.late_keys().union(present(late))  # of another output, or a comparison
+        there = late.late_keys().union(present(late))  # of another output, or a comparison
+        keys = tuple([key for key in made if any(step != 1 for step in key[2]) and key not in there])
         if keys:
             make = functools.cache(functools.partial(_made_again, made, captured, results))
-            late.sources.append(LateSource(keys, keys, make))
+            late.sources.append(LateSource(keys, frozenset(keys), make))
 
     def allows_tf32(self) -> bool:
         with selection.standing_in("a GPU"):
