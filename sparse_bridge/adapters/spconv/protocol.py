@@ -132,7 +132,7 @@ _CARRIED = object()  # the key of `_Carried`
 
 def _has_maps(x: Any) -> bool:
     """Whether there are maps that results have to carry on."""
-    return bool(present(x.indice_dict)) or bool(_late_keys(x))
+    return bool(dict.__len__(x.indice_dict) or _late_keys(x))
 
 
 def _late(x: Any) -> list[LateSource]:

@@ -182,23 +182,23 @@ class Captured:
         """Raise Refusal unless this is what the model returned for the call, `out`; whether it is but for operators
         that round by how many rows there are.  exactly: makes the same with `ExactOperators`, or returns None."""
         try:
-            self._compare_values(self, call, root, rows, out)
+            self._compare_values(call, root, rows, out)
         except Refusal as error:
             exact = exactly() if error.why is Why.GRAPH_OTHER_BITS else None
             if exact is None:
                 raise
         else:
             return False
-        self._compare_values(exact, call, root, rows, out)
+        exact._compare_values(call, root, rows, out)
         self.rounded = True
-        self._compare_values(self, call, root, rows, out)
+        self._compare_values(call, root, rows, out)
         return True
 
-    @staticmethod
-    def _compare_values(one: Captured, call: Call, root: Root, rows: dict[int, int], out: Any) -> None:
+    def _compare_values(self, call: Call, root: Root, rows: dict[int, int], out: Any) -> None:
+        """`compare` what it made of the input of the capture, of which there are these `rows`."""
         with torch.no_grad():
-            values = list(map(one.of(call, rows, root), one.spec.values()))
-        one.compare(call, root, out, values)
+            values = list(map(self.of(call, rows, root), self.spec.values()))
+        self.compare(call, root, out, values)
 
     def compare(self, call: Call, root: Root, out: Any, values: list[Any]) -> None:
         """Raise Refusal unless `values`, the values of the output as those of `call`, are what

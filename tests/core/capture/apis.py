@@ -9,7 +9,8 @@ from torch import nn
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
-from tests.adapters.standins import standin  # noqa: F401 - for tests of this folder
+from sparse_bridge.core.capture import graph_regions
+from tests.adapters.standins import standin
 from tests.clouds import cloud, features
 
 SHAPE = (6, 5, 7)
@@ -158,6 +159,23 @@ def results_of(model, scenes, trains):
         values += [*features, protocol.of(outputs["out"]).coordinates_of(outputs["out"]).clone()]
         values += [p.grad.clone() for p in model.parameters() if p.grad is not None]
     return values
+
+
+def same_with_replays(name, make, trains, device, n_scenes):
+    """Run what `make` makes of `Layers` over scenes without replays and with them, with the same results; summaries of
+    its modules by name."""
+    found = {}
+    for mode in ("off", "graphs"):
+        with standin(name) as module, settings.override(optimize=mode), torch.set_grad_enabled(trains):
+            model = make(Layers(module, name)).to(device).train(trains)
+            scenes = (scene(module, name, seed, device, 0.3 + 0.002 * seed) for seed in range(n_scenes))
+            found[mode] = results_of(model, scenes, trains)
+            summary = graph_regions.summary()
+    for mine, theirs in zip(found["graphs"], found["off"], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3 * float(theirs.detach().abs().max()))
+    said = {one.name: one for one in summary}
+    assert len(said) == len(summary), summary
+    return said
 
 
 def same_gradients(model, plain, limit=2e-3):

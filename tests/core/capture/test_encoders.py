@@ -61,17 +61,8 @@ class Program(nn.Module):
 def test_what_comes_behind_an_encoder(device, rules, name, way, trains):
     rules.hold(graphs_of(512, watched=True))
     rules.set(policy, LEAST_LAYERS=2)
-    found = {}
-    for mode in ("off", "graphs"):
-        with apis.standin(name) as module, settings.override(optimize=mode), torch.set_grad_enabled(trains):
-            model = Program(apis.Layers(module, name), way).to(device).train(trains)
-            scenes = (apis.scene(module, name, seed, device, 0.3 + 0.002 * seed) for seed in range(10))
-            found[mode] = apis.results_of(model, scenes, trains)
-            summary = [one for one in graph_regions.summary() if one.name == "Encoder"]
-    outside = [Why.GRAPH_MAPS_OUTSIDE.name in str(one.reason) for one in summary]  # after its first replay
-    assert len(summary) == 1 and (summary[0].hits > 0 or outside[0])
-    for mine, theirs in zip(found["graphs"], found["off"], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3 * float(theirs.detach().abs().max()))
+    one = apis.same_with_replays(name, lambda layers: Program(layers, way), trains, device, 10)["Encoder"]
+    assert one.hits > 0 or Why.GRAPH_MAPS_OUTSIDE.name in str(one.reason)  # after its first replay
 
 
 class Children(nn.Module):

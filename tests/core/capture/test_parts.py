@@ -70,15 +70,6 @@ class Program(nn.Module):
         return {"out": out, "deep": deep}
 
 
-def outputs_of(mode, name, way, trains, device):
-    """All outputs, coordinates and gradients of some scenes, and what became of the parts, by name."""
-    with apis.standin(name) as module, settings.override(optimize=mode), torch.set_grad_enabled(trains):
-        model = Program(apis.Layers(module, name), way).to(device).train(trains)
-        scenes = (apis.scene(module, name, seed, device, 0.3 + 0.002 * seed) for seed in range(16))
-        values = apis.results_of(model, scenes, trains)
-        return values, {one.name: one for one in graph_regions.summary()}
-
-
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("way", ["on", "up", "back"])
 @pytest.mark.parametrize("name", apis.NAMES)
@@ -86,10 +77,7 @@ def test_parts_of_a_program(device, rules, name, way, trains):
     """A part that goes back to a level in front of it is not replayed."""
     rules.hold(graphs_of(512, watched=True))
     rules.set(policy, LEAST_LAYERS=2)
-    expected, _ = outputs_of("off", name, way, trains, device)
-    found, said = outputs_of("graphs", name, way, trains, device)
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3 * float(theirs.detach().abs().max()))
+    said = apis.same_with_replays(name, lambda layers: Program(layers, way), trains, device, 16)
     assert said["Second"].hits > 2 and said["Third"].hits > 2, said
     if way == "back":
         assert said["Back"].hits == 0 and said["Back"].reason is not None, said
@@ -231,16 +219,8 @@ def test_maps_between_levels_that_a_replay_returns(device, rules, name, trains, 
     """They are built again where layers outside ask for them, with the same rows; replays go on."""
     rules.hold(graphs_of(512, watched=True))
     rules.set(policy, LEAST_LAYERS=2)
-    found = {}
-    for mode in ("off", "graphs"):
-        with apis.standin(name) as module, settings.override(optimize=mode), torch.set_grad_enabled(trains):
-            model = UNet(apis.Layers(module, name), upside_down).to(device).train(trains)
-            scenes = (apis.scene(module, name, seed, device, 0.3 + 0.002 * seed) for seed in range(16))
-            found[mode] = apis.results_of(model, scenes, trains)
-            said = {one.name: one for one in graph_regions.summary()}
+    said = apis.same_with_replays(name, lambda layers: UNet(layers, upside_down), trains, device, 16)
     assert said["Pyramid"].hits > 2 and said["Pyramid"].reason is None, said
-    for mine, theirs in zip(found["graphs"], found["off"], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3 * float(theirs.detach().abs().max()))
 
 
 class Pair(nn.Module):

@@ -25,10 +25,10 @@ class Results:
     the next replay writes to, can be built again. Results are not kept: their maps hold this.
 
     captured, x: the inputs.  compute_again: makes such a tensor of the call as one of the capture is, with all its
-    maps."""
+    maps; it keeps the call, and so `x`."""
 
     def __init__(self, tensors: Tensors, captured: Any, x: Any, compute_again: Callable[[Any], Any]) -> None:
-        self.tensors, self._x, self._compute_again = tensors, x, compute_again
+        self.tensors, self._compute_again = tensors, compute_again
         self._levels: list[_Level] = []
         self._recovered: dict[int, Any] = {}
         self.add(captured, x)
