@@ -334,7 +334,7 @@ def update(**changes: object) -> Settings:
 
 @contextmanager
 def override(**changes: object) -> Iterator[Settings]:
-    """`update` for the length of a `with` block (process-wide, like `update`)."""
+    """`update_settings` for the length of a `with` block: process-wide, too."""
     previous = update(**changes)
     try:
         yield get()

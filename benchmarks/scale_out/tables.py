@@ -55,7 +55,7 @@ def _throughput(rows: list[Row]) -> list[str]:
 
 def _first_step(rows: list[Row]) -> list[str]:
     lines = [
-        "| ranks | caches | seconds | x one rank | first step alone | forms taken on by ranks' workers | kernels |",
+        "| ranks | caches | seconds | x one rank | first step alone | variants compiled by ranks' workers | kernels |",
         "|---|---|---|---|---|---|---|",
     ]
     alone = {row["caches"]: _first(row) for row in rows if row["ranks"] == 1}

@@ -10,6 +10,7 @@ import dataclasses
 import html
 import json
 import os
+import pathlib
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -202,9 +203,12 @@ class Report:
         """As JSON values."""
         return dataclasses.asdict(self)
 
-    def to_json(self) -> str:
-        """The text of `to_dict()`."""
-        return json.dumps(self.to_dict(), indent=1)
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The text of `to_dict()`, written to `path` where one is given."""
+        text = json.dumps(self.to_dict(), indent=1)
+        if path is not None:
+            pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
 
     def __str__(self) -> str:
         lines = [*_status_lines(self._used()), *self._idle_lines(), *self._dataflow_lines()]

@@ -156,13 +156,14 @@ def _self_check(device: torch.device, kernel_target: Target) -> list[dict[str, A
 
 
 def cache_folders() -> dict[str, pathlib.Path]:
-    """Where tuned tiles, the compiled helper in C and compiled kernels are kept. One may lie in another: what it holds
-    is not of the outer one."""
+    """Where tuned tiles, the compiled helper in C, the compiled player and compiled kernels are kept. One may lie in
+    another: what it holds is not of the outer one."""
     try:
+        from ..export.player import library
         from ..kernels.runtime import target
     except ImportError:  # no torch: nothing is kept
         return {}
-    paths = {"tuning": folders.cache(), "helper in C": build.library_folder()}
+    paths = {"tuning": folders.cache(), "helper in C": build.library_folder(), "player": library.library_folder()}
     if target.triton_version() is not None:
         from ..kernels.runtime import triton_compat
 

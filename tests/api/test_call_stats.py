@@ -71,7 +71,7 @@ def test_the_report_is_a_table():
     ]
 
 
-def test_statuses_and_reports_are_tables_in_a_notebook():
+def test_statuses_and_reports_are_tables_in_a_notebook(tmp_path):
     status = FrameworkStatus("f", True, "patch", "1.0", "a <reason>", "masked", "cpu", ("a note",))
     statuses = Statuses({"f": status})
     assert statuses == {"f": status} and statuses["f"] is status
@@ -82,7 +82,9 @@ def test_statuses_and_reports_are_tables_in_a_notebook():
     page = report._repr_html_()
     assert page.count("<table>") == 2 and "groups=2 (1)" in page
     assert "masked dataflow given to 2 C" in page
-    assert json.loads(report.to_json())["layers"]["f"]["Conv"]["bridged"] == 18
+    text = report.to_json(tmp_path / "report.json")
+    assert json.loads(text)["layers"]["f"]["Conv"]["bridged"] == 18
+    assert (tmp_path / "report.json").read_text() == text + "\n"
     assert "no layer has run" in Report((), {})._repr_html_()
 
 

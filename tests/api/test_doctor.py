@@ -114,7 +114,8 @@ def test_the_folders_of_the_caches(monkeypatch, tmp_path):
     with settings.override(cache_dir=str(tmp_path / "s")):
         folders = doctor.cache_folders()
     helper = tmp_path / "s" / "native"
-    assert folders == {"tuning": tmp_path / "s", "helper in C": helper, "Triton": tmp_path / "t"}
+    player = tmp_path / "s" / "player"
+    assert folders == {"tuning": tmp_path / "s", "helper in C": helper, "player": player, "Triton": tmp_path / "t"}
 
 
 def test_what_the_helper_keeps_is_not_counted_as_tuning(no_frameworks, tmp_path):

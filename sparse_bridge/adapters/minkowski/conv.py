@@ -15,7 +15,7 @@ from ...core.device import trace
 from ...core.device.torch_compat import matmul_precision
 from ...core.maps.kernel_map import KernelMap
 from ...core.ops.pointwise import linear_layer
-from ...errors import DataTypeError, DeviceError, ShapeError
+from ...errors import DataTypeError, DeviceError, ShapeError, SparseBridgeError
 from .errors import FeatureShapeError, FeatureTypeError
 from .geometry import KernelSpec, Region, folded
 from .grid import Key, LayerMap
@@ -50,8 +50,11 @@ def convolve(
         return core.convolve(features, kernel, kmap, epilogue, _TF32 if tf32 else _IEEE)
     except (ShapeError, DataTypeError, DeviceError):
         # The engine has checked; said again as users of MinkowskiEngine know it.
-        check_features(features, kmap.n_in, kmap.device, layer_name)
-        check_weight(features, kernel, kernel.shape[-2], kmap.n_offsets, layer_name)
+        try:
+            check_features(features, kmap.n_in, kmap.device, layer_name)
+            check_weight(features, kernel, kernel.shape[-2], kmap.n_offsets, layer_name)
+        except SparseBridgeError as said:
+            raise said from None
         raise
 
 

@@ -77,12 +77,17 @@ class PlayerError(ExportError):
         self.code = code
 
 
+def library_folder() -> pathlib.Path:
+    """Where compiled players are kept."""
+    return folders.cache() / "player"
+
+
 @functools.cache
 def library() -> Any:
     """The compiled player. Raises: UnsupportedError without a C compiler or a place for it, or where it fails."""
     source, header = SOURCES / "sparse_bridge_rt.c", SOURCES / "sparse_bridge_rt.h"
     content = source.read_bytes() + header.read_bytes() + " ".join((*FLAGS, platform.machine())).encode()
-    folder = folders.cache() / "player"
+    folder = library_folder()
     path = folder / f"sparse_bridge_rt-{hashlib.sha256(content).hexdigest()[:24]}.so"
     if not path.exists():
         try:

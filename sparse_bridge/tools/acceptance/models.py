@@ -211,7 +211,7 @@ def cold_start(setup: Setup) -> Iterator[Outcome]:
     forms = sum(name.endswith((".cubin", ".hsaco")) for name in files)
     facts = json.loads(done.stdout.strip().splitlines()[-1])
     detail = (
-        f"SECOND, first training step {facts['first_s']:.1f} s with {forms} kernel forms to "
-        f"compile, third {1e3 * facts['third_s']:.0f} ms"
+        f"SECOND, first training step {facts['first_s']:.1f} s with {forms} kernel variants "
+        f"to compile, third {1e3 * facts['third_s']:.0f} ms"
     )
     yield verdict("cold start", None, detail, forms=forms, **facts)

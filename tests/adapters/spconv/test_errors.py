@@ -171,7 +171,7 @@ def test_weight_on_another_device(sp):
     [
         ("SubMConv3d", (4, 4, np.int64(3)), TypeError, r"expected an int or a sequence of 3 ints, got int64: "),
         ("SubMConv3d", (4, 4, 3.0), TypeError, r"expected an int or a sequence of 3 ints, got float: 3\.0$"),
-        ("SubMConv3d", (4, 4, [3, 3]), AssertionError, r"expected 3 values, got 2: \[3, 3\]$"),
+        ("SubMConv3d", (4, 4, [3, 3]), AssertionError, r"kernel_size: expected 3 values, got 2: \[3, 3\]$"),
         ("SparseConv3d", (4, 4, 0), ZeroDivisionError, r"kernel size \[0, 0, 0\]; every axis needs at least 1\.$"),
         ("SparseConv3d", (0, 4, 3), ZeroDivisionError, r"in_channels=0; expected 1 or more channels\.$"),
         ("SparseConv3d", (4, 4, 1, 1, 1), AssertionError, r"size 1 takes no padding, got \[1, 1, 1\]\.$"),

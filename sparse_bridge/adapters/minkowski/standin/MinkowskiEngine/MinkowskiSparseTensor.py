@@ -129,7 +129,7 @@ class SparseTensor(OldSparseTensor, Tensor):
     def _create(self, features, coordinates, tensor_stride, manager, make):
         check_pair(features, coordinates := followed(features, coordinates))
         if coordinates.dtype != torch.int32:
-            warnings.warn(f"{coordinates.dtype} coordinates are floored to torch.IntTensor.", stacklevel=4)
+            warnings.warn(f"{coordinates.dtype} coordinates are floored and made int32; pass `.int()`.", stacklevel=4)
             coordinates = integral(coordinates)
         self._D = coordinates.shape[1] - 1
         self._manager = choose_manager(manager, self._D, lambda: new_manager(self._D, coordinates, *make))

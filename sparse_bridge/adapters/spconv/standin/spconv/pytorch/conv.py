@@ -74,11 +74,11 @@ class SparseConvolutionBase:
         self.ndim = ndim
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.kernel_size = expand_nd(ndim, kernel_size)
-        self.stride = expand_nd(ndim, stride)
-        self.dilation = expand_nd(ndim, dilation)
-        self.padding = expand_nd(ndim, padding)
-        self.output_padding = expand_nd(ndim, output_padding)
+        self.kernel_size = expand_nd(ndim, kernel_size, "kernel_size")
+        self.stride = expand_nd(ndim, stride, "stride")
+        self.dilation = expand_nd(ndim, dilation, "dilation")
+        self.padding = expand_nd(ndim, padding, "padding")
+        self.output_padding = expand_nd(ndim, output_padding, "output_padding")
         _check_sizes(self)
         kv = math.prod(self.kernel_size)
         # With one offset and no stride the layer is one matrix product, unless it is grouped.

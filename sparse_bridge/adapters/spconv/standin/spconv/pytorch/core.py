@@ -135,18 +135,20 @@ def scatter_nd(indices, updates, shape):
     return result
 
 
-def expand_nd(ndim, val):
-    """`val` as a list of `ndim` ints: an int is repeated, anything else must hold that many."""
+def expand_nd(ndim, val, name=""):
+    """`val` as a list of `ndim` ints: an int is repeated, anything else must hold that many. name: of the argument,
+    for errors."""
+    name = f"{name}: " if name else ""
     if isinstance(val, int):
         return [int(val)] * ndim
     try:
         items = [int(item) for item in val]
     except (TypeError, ValueError):
         raise DataTypeError(
-            f"expected an int or a sequence of {ndim} ints, got {type(val).__name__}: {val!r}"
+            f"{name}expected an int or a sequence of {ndim} ints, got {type(val).__name__}: {val!r}"
         ) from None
     if len(items) != ndim:
-        raise ContractError(f"expected {ndim} values, got {len(items)}: {items}")
+        raise ContractError(f"{name}expected {ndim} values, got {len(items)}: {items}")
     return items
 
 
@@ -237,7 +239,7 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
         """
         if not constants.SPCONV_FX_TRACE_MODE and (not isinstance(feature, torch.Tensor) or feature.ndim != 2):
             expect_tensors("replace_feature", feature=feature)
-            raise _ShapeContract(f"features {list(feature.shape)}; expected [N, C].")
+            raise ShapeContractError(f"features {list(feature.shape)}; expected [N, C].")
         result = SparseConvTensor.__new__(SparseConvTensor)
         result._features = feature
         result.indices = self.indices
@@ -300,12 +302,13 @@ class SparseConvTensor(metaclass=SpConvTensorMeta):
 def _check(features, indices, spatial_shape, batch_size):
     expect_tensors("SparseConvTensor", features=features, indices=indices)
     if features.ndim != 2 or indices.ndim != 2:
-        raise _ShapeContract(
+        raise ShapeContractError(
             f"features {list(features.shape)} and indices {list(indices.shape)}; expected [N, C] and [N, 1 + nd]."
         )
     if len(spatial_shape) != indices.shape[1] - 1:
-        raise _ShapeContract(
-            f"spatial_shape {spatial_shape} must equal ndim: indices have {indices.shape[1] - 1} spatial columns."
+        raise ShapeContractError(
+            f"spatial_shape {spatial_shape} must equal ndim: indices have {indices.shape[1]} columns, the first is the "
+            f"batch index, {indices.shape[1] - 1} are spatial."
         )
     if features.layout is not torch.strided:
         raise ContractError(f"features have layout {features.layout}; expected a dense tensor (use .to_dense()).")
@@ -317,5 +320,5 @@ def _check(features, indices, spatial_shape, batch_size):
         raise ContractError(f"batch_size is {batch_size}; expected at least 1.")
 
 
-class _ShapeContract(ContractError, ShapeError):
+class ShapeContractError(ContractError, ShapeError):
     """A tensor of the wrong rank or a spatial shape of the wrong length."""
