@@ -102,6 +102,7 @@ COMPARISONS = Schedule(always_until=1, max_tries=9)  # replays 1, 2, 4 ... 256 o
 SMALL_CALLS = 64  # that would fit a graph of
 MUCH_SMALLER = 2  # times fewer rows: then one is captured besides
 IDLE_CALLS = 256  # in a row that the smaller graph has served; then the larger one goes
+UNDONE_BYTES = 1 << 22  # of buffers, which a step keeps so that its forward pass can be queued before its checks
 GUESSES = Schedule(failures=3)  # of the graph that will serve; a wrong one costs the GPU its maps
 ANNOUNCED_KINDS = 64  # of inputs, whose models are remembered; all are forgotten when there are more
 REPLAYS_SETTLED = 16  # in a row, after which eager calls are taken to be over

@@ -1,7 +1,8 @@
-"""What autograd has recorded of a computation: its nodes, and the tensors that they keep for a backward pass."""
+"""Nodes of autograd: what it has recorded of a computation, and the one that a replay is."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,3 +42,38 @@ def _saved_by(node: Any) -> Iterator[torch.Tensor]:
         for tensor in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(tensor, torch.Tensor):
                 yield tensor
+
+
+class ReplayNode(torch.autograd.Function):
+    """A replayed model as one node of autograd's graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Any,
+        leaves: tuple[torch.Tensor, ...],
+        coords: torch.Tensor,
+        features: torch.Tensor,
+        *parameters: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """run: the step that is replayed.  leaves: what its forward pass has computed."""
+        ctx.run = run
+        ctx.set_materialize_grads(False)
+        # torch then says what it says of a graph that is gone, and of what was written to in between.
+        # Parameters: the last first, as the layers' backward passes read them.
+        ctx.save_for_backward(features, coords, *list(itertools.compress(run.parameters, run.graph.saved))[::-1])
+        return leaves
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the features and of the parameters, by those of the leaves."""
+        run, saved = ctx.run, ctx.saved_tensors
+        features, coords = saved[:2]
+        if torch.is_grad_enabled():  # with create_graph=True
+            inputs = [features, *run.reached] if ctx.needs_input_grad[3] else run.reached
+            computed = run.layers_again(features, coords, gradients, inputs)
+        else:
+            reached = [own is not None for own in run.graph.gradients]
+            reached[0] = reached[0] or ctx.needs_input_grad[3]
+            computed = list(itertools.compress(run.backward(features, coords, gradients), reached))
+        return None, None, None, *(computed if ctx.needs_input_grad[3] else (None, *computed))

@@ -186,16 +186,25 @@ def preserved_statistics(model: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        if buffers:
-            torch._foreach_copy_(buffers, values)
+        copy_each(buffers, values)
 
 
 def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Of each tensor."""
     copies = [torch.empty_like(tensor) for tensor in tensors]
-    if copies:
-        torch._foreach_copy_(copies, list(tensors))
+    copy_each(copies, tensors)
     return copies
+
+
+def copy_each(destinations: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy each tensor to another one, in few launches: torch has one for many tensors, if all are of one dtype."""
+    by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for destination, source in zip(destinations, sources, strict=True):
+        pair = by_dtype.setdefault(destination.dtype, ([], []))
+        pair[0].append(destination)
+        pair[1].append(source)
+    for pair in by_dtype.values():
+        torch._foreach_copy_(*pair)
 
 
 def check_room(peak: int, reserved: int, under_way: int = 0) -> int:

@@ -250,6 +250,16 @@ class GraphedModule(ModelGraphs):
         self.by_box = self.by_box or columns != {ROWS}
         self.forget_graphs()
 
+    def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
+        """Queue what a graph does with features behind its maps, where this can be undone."""
+        columns, own = graph.captured.differing_columns(root), graph.features
+        taken = (features.dtype, features.shape[1:]) == (own.dtype, own.shape[1:]) and columns <= graph.verified
+        if graph.alters or not taken or (self.by_box and columns - {ROWS}):  # it would write behind its own grid
+            return False
+        graph.run(features)
+        graph.maps.memory.used()
+        return True
+
     def before_layers(self, call: Call) -> Call:
         """`call`, and what a comparison with the layers will want to know of the time before them."""
         return call

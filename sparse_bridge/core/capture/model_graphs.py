@@ -105,14 +105,11 @@ class ModelGraphs(ModelReference, abc.ABC):
         """Queue the maps over an input, unless they are: under the lock, on its device."""
         if self.speculation.started is not graph:
             self.wait_for_last_replay()
+            self.speculation.undo()
             self.speculation.discard()
             self.holder = None
             graph.maps.start(root.coords, root.bounds)
             graph.maps.memory.used()
-
-    def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
-        """Queue what a graph does with features behind its maps, where nobody else can notice."""
-        return False
 
     def parameters_moved(self, graph: Any) -> bool:
         """Whether what a graph reads has moved, so that none is of use. Slow: ask when launches are queued."""

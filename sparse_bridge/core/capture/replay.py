@@ -32,7 +32,7 @@ from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.structures import MISSING
 from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
-from .captured_model import ROWS, Captured
+from .captured_model import Captured
 from .graph_capture import captured_from
 from .graph_key import GraphKey, addresses
 from .graphed_module import GraphedModule
@@ -61,15 +61,13 @@ class _Graph:
         # Launches that are queued before anybody asks whether these moved read them here.
         self._weights = [weight.detach() for weight in weights]
 
-    def takes(self, features: torch.Tensor) -> bool:
-        """Whether features can be copied in, as far as dtype and width go."""
-        own = self.features
-        return (features.dtype, features.shape[1:]) == (own.dtype, own.shape[1:])
-
     def run(self, features: torch.Tensor) -> None:
         """Queue the launches behind the maps."""
         self.features.narrow(0, 0, features.shape[0]).copy_(features)
         self.graph.replay()
+
+    def undo(self) -> None:
+        """Of a graph that alters nothing."""
 
     def values(self, call: Call, root: Root) -> Callable[[Any], Any] | None:
         """What makes values of the output those of the call. None where the graph cannot serve
@@ -150,8 +148,8 @@ class Replayer(GraphedModule):
         """One at a time, until what it left is copied: all graphs of a model share their memory."""
         with self.lock, torch.cuda.device(root.coords.device):
             self.start(graph, root)
-            launched, gone = self.speculation.launched is graph, self.parameters_moved(graph)
-            if not (launched or gone):
+            gone = self.parameters_moved(graph)
+            if not (self.speculation.take(graph) or gone):
                 features = graph.captured.tensors.features_of(call.x)
                 assert features is not None
                 graph.run(features)
@@ -159,16 +157,6 @@ class Replayer(GraphedModule):
                 yield None if gone else graph.values(call, root)
             finally:
                 graph.maps.memory.used()
-
-    def launch_speculatively(self, graph: _Graph, root: Root, features: torch.Tensor) -> bool:
-        columns = graph.captured.differing_columns(root)
-        if graph.alters or not (graph.takes(features) and columns <= graph.verified):
-            return False
-        if self.by_box and columns - {ROWS}:  # in another grid it would write behind its own
-            return False
-        graph.run(features)
-        graph.maps.memory.used()
-        return True
 
     def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
         with self._run(graph, call, root) as convert:
@@ -206,7 +194,8 @@ class Replayer(GraphedModule):
             weights = [*self.model.parameters(), *self.model.buffers()]
             if kind.trial is None:
                 padded_input.padding_value = float("nan")
-                reads = ForeignReads([features, *padded_input.tensors(), *weights], self.numbers)
+                known = [features, *padded_input.tensors(), *weights]
+                reads = ForeignReads(known, self.numbers, dict(self.model.named_parameters()))
                 captured_model = work([reads])
                 if self.needs_more_guards(padded_input, n_reads):
                     return None

@@ -8,29 +8,31 @@ Losses, optimizers, scalers and whatever hangs on the parameters' gradients see 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ... import hooks
+from ... import hooks, policy
 from ...refusals import Why
 from ..closed_world.kept import assert_no_mutation
 from ..conv.convolution import autocast_dtype
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from ..prefetch.recording import Recording
-from .autograd_nodes import saved_for_backward
+from .autograd_nodes import ReplayNode, saved_for_backward
 from .call_kind import CallKind
 from .calls.input_proxies import Call
 from .calls.output_spec import OutputSpec
 from .calls.structures import MISSING, Tensors
 from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
-from .graph_capture import captured, captured_from, copies_of, in_trial, preserved_statistics, trial
+from .captured_model import Captured
+from .graph_capture import captured, captured_from, copies_of, copy_each, in_trial, preserved_statistics, trial
 from .graph_key import GraphKey, addresses, parameters_of
 from .graphed_module import GraphedModule
 from .inner_outputs import InnerOutputs
@@ -76,7 +78,7 @@ class TrainingReplayer(GraphedModule):
         requires_grad = tuple([p.requires_grad for p in parameters_of(self.modules)])
         return key._replace(switches=(*key.switches, modes, requires_grad))
 
-    def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
+    def execute(self, graph: StepGraph, call: Call, root: Root) -> Any:
         step = self._forward(graph, call, root)
         if step is None:
             return MISSING
@@ -86,7 +88,7 @@ class TrainingReplayer(GraphedModule):
             graph.maps.memory.used()
 
     def _forward(
-        self, graph: _Graph, call: Call, root: Root
+        self, graph: StepGraph, call: Call, root: Root
     ) -> tuple[_Run, torch.Tensor, tuple[torch.Tensor, ...]] | None:
         """A step whose forward pass is replayed, the features of the call, and the leaves of the output; None where
         the graph cannot serve this input."""
@@ -99,11 +101,19 @@ class TrainingReplayer(GraphedModule):
             with torch.no_grad():  # before autograd's node is made, which takes as long as the maps
                 return run, features, run.forward(features.detach())
 
+    def launch_speculatively(self, graph: StepGraph, root: Root, features: torch.Tensor) -> bool:
+        assert self.latest is not None
+        if self.latest.comparison_ahead() or graph.parameters != addresses(self.modules):
+            return False
+        with torch.no_grad():
+            return super().launch_speculatively(graph, root, features.detach())
+
     def before_layers(self, call: Call) -> Call:
+        self.speculation.undo()
         names, buffers = [name for name, _ in self.model.named_buffers()], [b.data for b in self.model.buffers()]
         return call._replace(buffers=dict(zip(names, copies_of(buffers), strict=True)))
 
-    def replay_and_compare(self, graph: _Graph, call: Call, root: Root, out: Any) -> bool:
+    def replay_and_compare(self, graph: StepGraph, call: Call, root: Root, out: Any) -> bool:
         device, copy = root.coords.device, PaddedModel(self, call, root.coords, root.box)
         on_one_thread = torch.autograd.set_multithreading_enabled(False)
         with torch.enable_grad(), on_one_thread, self.lock, torch.cuda.device(device), own_random_numbers(device):
@@ -120,12 +130,13 @@ class TrainingReplayer(GraphedModule):
             check([*run.backward(features, root.coords, cotangents), *leaves])
         return True
 
-    def _begin(self, graph: _Graph, call: Call, root: Root) -> _Run | None:
+    def _begin(self, graph: StepGraph, call: Call, root: Root) -> _Run | None:
         """Replay the maps; None where the graph cannot serve this input."""
         if self._step_open():  # another thread's, by now
             return None
         self.start(graph, root)
-        if self.parameters_moved(graph) or graph.inner.looked_into(self):
+        moved = self.speculation.launched is not graph and self.parameters_moved(graph)
+        if moved or graph.inner.looked_into(self):
             return None
         rows = graph.maps.rows_over(root)
         # Torch's norms refuse to train on a single row, and what they do on none is the framework's to say.
@@ -137,7 +148,7 @@ class TrainingReplayer(GraphedModule):
 
     def record_graph(
         self, kind: CallKind, key: GraphKey, recording: Recording, capacity: int, call: Call, root: Root, out: Any
-    ) -> _Graph | None:
+    ) -> StepGraph | None:
         self.capturing = True
         try:
             unchanged, memory = assert_no_mutation(self.model, key.tensors), self.memory
@@ -161,24 +172,29 @@ class TrainingReplayer(GraphedModule):
                 with on_own_stream(key.device, memory.stream):
                     copy = PaddedModel(self, call, root.coords, root.box)
                     copy.gradient_mask, maps.padded_input.padding_value, rounded = kind.trial
-                    graph = memory.captured(lambda pool: _Graph(copy, self.modules, maps, pool))
+                    graph = memory.captured(lambda pool: StepGraph(copy, self.modules, maps, pool))
                     graph.captured.rounded = rounded
                     return graph
         finally:
             self.capturing = False
 
-    def recorded(self, graph: _Graph, call: Call, out: Any) -> None:
+    def recorded(self, graph: StepGraph, call: Call, out: Any) -> None:
         tensors = graph.captured.tensors
         graph.inner.watch_layers(lambda: output_leaves(tensors, graph.captured.spec.of_call(call, out, tensors)))
 
 
-class _Graph:
-    """A captured training step, but for the loss and the optimizer."""
+class StepGraph:
+    """A captured training step, but for the loss and the optimizer.  alters: its forward pass cannot be undone."""
 
     def __init__(self, copy: PaddedModel, modules: Sequence[nn.Module], maps: CapturedMaps, pool: Any) -> None:
         self.maps, self.padded_input = maps, maps.padded_input
         self.features, self.gradient_mask = copy.padded_features(self.padded_input), copy.gradient_mask
-        work = functools.partial(copy.over, self.padded_input, self.features)
+        self._buffers, self._before = list(copy.buffers.values()), list[torch.Tensor]()
+        self.alters = sum(buffer.nbytes for buffer in self._buffers) > policy.UNDONE_BYTES
+
+        def work(contexts: Sequence[Any]) -> Captured:
+            return copy.over(self.padded_input, self.features, [*contexts, self._buffers_kept()])
+
         self.forward, self.captured = captured_from(work, pool)
         self.leaves = leaves_of(self.captured)
         self.saved = saved_for_backward(self.leaves, parameters_of(modules))
@@ -187,6 +203,23 @@ class _Graph:
         inputs = copy.inputs(self.features)
         self.backward, self.gradients = captured(lambda: gradients_of(self.leaves, inputs, self.cotangents), pool)
         self.parameters = addresses(modules)
+
+    @contextlib.contextmanager
+    def _buffers_kept(self) -> Iterator[None]:
+        if not self.alters:
+            self._before = copies_of(self._buffers)
+        yield
+
+    def run(self, features: torch.Tensor) -> None:
+        """Queue the forward pass behind the maps."""
+        self.features.detach()[: features.shape[0]].copy_(features)
+        self.forward.replay()
+
+    def undo(self) -> None:
+        """Put the model's buffers back to what they were before the forward pass."""
+        if self._before:
+            copy_each(self._buffers, self._before)
+            self.maps.memory.used()
 
     def output_of(
         self, run: _Run, features: torch.Tensor, computed: tuple[torch.Tensor, ...], call: Call, root: Root
@@ -197,7 +230,7 @@ class _Graph:
         run.reached = [p for p, gradient in zip(trained, gradients, strict=True) if gradient is not None]
         # Autograd keeps the coordinates as long as a backward pass may come. A program may write to them meanwhile.
         coords = root.coords.clone() if root.coords.is_inference() else root.coords.data
-        leaves = _Replay.apply(run, computed, coords, features, *run.reached)
+        leaves = ReplayNode.apply(run, computed, coords, features, *run.reached)
         self.inner.watch_replay(leaves)
         return self.captured.spec.write_back(call, self.values(leaves, call, run, root))
 
@@ -222,7 +255,7 @@ class _Run:
     model share. Once that was written to, by a backward pass or by another step, the forward pass is replayed again.
     """
 
-    def __init__(self, owner: TrainingReplayer, graph: _Graph, call: Call, root: Root, rows: dict[int, int]) -> None:
+    def __init__(self, owner: TrainingReplayer, graph: StepGraph, call: Call, root: Root, rows: dict[int, int]) -> None:
         self.owner, self.graph, self.bounds, self.rows = owner, graph, root.bounds, rows
         self.call: Call | None = call  # until the first backward pass
         self.autocast = autocast_dtype(root.coords.device)
@@ -237,8 +270,8 @@ class _Run:
         graph = self.graph
         with self.owner.lock:
             self.owner.wait_for_last_replay()
-            graph.features.detach()[: features.shape[0]].copy_(features)
-            graph.forward.replay()
+            if not self.owner.speculation.take(graph):
+                graph.run(features)
             self.owner.holder = self.token
             used = graph.padded_input.used
             return tuple([leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves])
@@ -277,8 +310,7 @@ class _Run:
             if graph.features.requires_grad and own[0] is not None:  # without the rows that there are not
                 own = [own[0][: features.shape[0]], *own[1:]]
             computed = [gradient for gradient in own if gradient is not None]
-            copies = [torch.empty_like(gradient) for gradient in computed]
-            torch._foreach_copy_(copies, computed)
+            copies = torch._foreach_mul(computed, 1)  # in one launch, where they are of one dtype
             graph.maps.memory.used()
             self.open, self.call = False, None
         present = iter(copies)
@@ -314,37 +346,3 @@ class _Run:
         pairs = zip(leaves, gradients, strict=True)
         outputs, cotangents = zip(*[pair for pair in pairs if pair[1] is not None], strict=True)
         return list(torch.autograd.grad(outputs, inputs, cotangents, create_graph=True, allow_unused=True))
-
-
-class _Replay(torch.autograd.Function):
-    """The model as one node of autograd's graph."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        run: _Run,
-        leaves: tuple[torch.Tensor, ...],
-        coords: torch.Tensor,
-        features: torch.Tensor,
-        *parameters: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        """leaves: what the forward pass has computed."""
-        ctx.run = run
-        ctx.set_materialize_grads(False)
-        # torch then says what it says of a graph that is gone, and of what was written to in between.
-        # Parameters: the last first, as the layers' backward passes read them.
-        ctx.save_for_backward(features, coords, *list(itertools.compress(run.parameters, run.graph.saved))[::-1])
-        return leaves
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        run, saved = ctx.run, ctx.saved_tensors
-        features, coords = saved[:2]
-        if torch.is_grad_enabled():  # with create_graph=True
-            inputs = [features, *run.reached] if ctx.needs_input_grad[3] else run.reached
-            computed = run.layers_again(features, coords, gradients, inputs)
-        else:
-            reached = [own is not None for own in run.graph.gradients]
-            reached[0] = reached[0] or ctx.needs_input_grad[3]
-            computed = list(itertools.compress(run.backward(features, coords, gradients), reached))
-        return None, None, None, *(computed if ctx.needs_input_grad[3] else (None, *computed))

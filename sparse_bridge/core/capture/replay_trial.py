@@ -30,7 +30,7 @@ from .calls.output_spec import OutputSpec
 from .calls.structures import Tensors
 from .captured_model import Captured, for_each_output
 from .comparison import ROUNDING, compare_within_rounding
-from .graph_capture import copies_of
+from .graph_capture import copies_of, copy_each
 from .model_graphs import ModelGraphs
 from .padded import PaddedInput
 
@@ -123,7 +123,7 @@ class PaddedModel(ModelReference):
             self._begin()
             self.fill, padded_input.padding_value = None, math.nan
             known = [features, *padded_input.tensors(), *self.aliases.values(), *self.buffers.values()]
-            reads = ForeignReads(known, self.owner.numbers)
+            reads = ForeignReads(known, self.owner.numbers, self.aliases)
             captured = self.over(padded_input, features, [self._rewound(), reads])
             if reads.random is not None:
                 raise Refusal(Why.GRAPH_SIDE_EFFECT, reads.random, "random numbers")
@@ -221,8 +221,7 @@ class PaddedModel(ModelReference):
 
     def rewind(self) -> None:
         """Go on from those values, whatever ran before the model came to its sparse tensor: no graph repeats it."""
-        if self.buffers:
-            torch._foreach_copy_([*self.buffers.values()], [*self.call.buffers.values()])
+        copy_each([*self.buffers.values()], [*self.call.buffers.values()])
 
     @contextlib.contextmanager
     def _rewound(self) -> Iterator[None]:

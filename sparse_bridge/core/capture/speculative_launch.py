@@ -18,13 +18,15 @@ from .call_kind import CallKind
 class SpeculativeLaunch:
     """Launches that are queued before a call has been checked, by the rows of its input alone.
 
-    A wrong guess costs the GPU that work; nobody sees its results. The lock of the model's graphs, the owner, is held
-    meanwhile: all share their memory.
+    A wrong guess costs the GPU that work. Nobody sees its results; statistics of norms are put back. The lock of the
+    model's graphs, the owner, is held meanwhile: all share their memory.
     """
 
     def __init__(self) -> None:
         self.started: Any = None  # the graph whose maps are queued for the call under way
-        self.launched: Any = None  # the same graph, if all that it does is queued, too
+        self.launched: Any = (
+            None  # the same graph, if what it does with features is queued, too, and nobody has taken it
+        )
         self._guesses = policy.Attempts(policy.GUESSES)
         # The graph whose maps are queued for a call to come, over which coordinates; attempts at that.
         self._expected: tuple[Any, torch.Tensor, int] | None = None
@@ -84,7 +86,21 @@ class SpeculativeLaunch:
             try:
                 yield
             finally:
-                self.started = self.launched = None
+                self.undo()
+                self.started = None
+
+    def take(self, graph: Any) -> bool:
+        """Whether what a graph does with the features of the call under way is queued already. The call takes it."""
+        if self.launched is not graph:
+            return False
+        self.launched = None
+        return True
+
+    def undo(self) -> None:
+        """Nobody takes what is queued: models have the state from before."""
+        launched, self.launched = self.launched, None
+        if launched is not None:
+            launched.undo()
 
     def predict(self, latest: CallKind | None, root: Root) -> Any:
         """The graph that will probably serve an input, if its call is of the kind `latest`; None where none can."""

@@ -144,6 +144,8 @@ def both(model, plain, given, trains=False, values=values_of, mode=None, rtol=1e
         torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol)
     if trains:
         same_gradients(model, plain)
+        for mine, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol)
     return found
 
 

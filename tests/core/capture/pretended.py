@@ -99,22 +99,18 @@ def rewound(model):
     return entered()
 
 
-def forward(self, features):
+def run(self, features):
     """A step's forward pass, run once more for a backward pass of its own."""
-    graph = self.graph
-    graph.features.detach()[: features.shape[0]].copy_(features)
+    self.features.detach()[: features.shape[0]].copy_(features)
     with torch.enable_grad(), pytest.MonkeyPatch.context() as patch:
         # A graph ends before a trial puts statistics back, so that replays move them.
         patch.setattr(captured_model, "preserved_statistics", contextlib.nullcontext)
-        at_start[:] = [rewound(self.owner.model)]
+        at_start[:] = [rewound(self.captured.owner.model)]
         try:
-            graph.captured = graph.forward.work()
+            self.captured = self.forward.work()
         finally:
             at_start.clear()
-    graph.leaves = leaves_of(graph.captured)
-    self.owner.holder = self.token
-    used = graph.padded_input.used
-    return tuple(leaf.detach()[: used(leaf, self.rows)].clone() for leaf in graph.leaves)
+    self.leaves = leaves_of(self.captured)
 
 
 def other_norms(device, target, part):
@@ -133,7 +129,7 @@ def replays_on_the_cpu(gpu):
     gpu.replaces(replay, captured_from=capture_from)
     gpu.replaces(replay_training, captured_from=capture_from, captured=capture)
     gpu.replaces(graph_key, why_not_capturable=lambda features: None if padded.current() is None else Why.GRAPH_NESTED)
-    gpu.replaces(replay_training._Run, forward=forward)
+    gpu.replaces(replay_training.StepGraph, run=run)
     return streams
 
 

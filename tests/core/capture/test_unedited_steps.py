@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparse_bridge import policy, settings
 from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.capture.replay_training import TrainingReplayer
 from sparse_bridge.refusals import Why
 
 from . import apis
@@ -416,3 +417,66 @@ def test_buffers_that_require_a_gradient_get_one(seen, first):
     (theirs,), (mine,), _ = seen(WithBuffer, program)
     assert theirs["factor"] is not None
     close(mine, theirs)
+
+
+class Decays(Net):
+    """Writes to a parameter in its forward."""
+
+    def __init__(self, sp):
+        super().__init__(sp)
+        self.scale = nn.Parameter(torch.full((8,), 1.5))
+
+    def end(self, x):
+        with torch.no_grad():
+            self.scale.mul_(0.9)
+        return x.replace_feature(x.features * self.scale)
+
+
+@pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
+def test_a_model_that_writes_to_its_parameters(seen, trains):
+    """No trial writes to them, too."""
+
+    def program(model, scene):
+        model.train(trains)
+        for seed in range(SCENES):
+            with torch.set_grad_enabled(trains):
+                features = step(model, scene(seed)) if trains else model(scene(seed)).features
+            yield {"features": features.detach(), "scale": model.scale.detach().clone()}
+
+    theirs, mine, model = seen(Decays, program)
+    for one, other in zip(mine, theirs, strict=True):
+        close(one, other)
+    assert graph_regions.region_of(model) is None
+    assert any("it writes to scale (aten.mul_.Tensor)" in one for one in reasons())
+
+
+class WithTable(Net):
+    """More buffers than a step keeps a copy of."""
+
+    def __init__(self, sp):
+        super().__init__(sp)
+        self.register_buffer("table", torch.zeros(policy.UNDONE_BYTES // 4))
+
+
+@pytest.mark.parametrize(("model_class", "queued"), [(Net, True), (WithTable, False)])
+def test_a_step_that_is_queued_before_it_is_looked_at(seen, model_class, queued, rules):
+    """Where the look finds something, statistics are those of the layers alone."""
+    early, own = [], TrainingReplayer.launch_speculatively
+
+    def launch(*given):
+        early.append(own(*given))
+        return early[-1]
+
+    rules.set(TrainingReplayer, launch_speculatively=launch)
+
+    def program(model, scene):
+        for seed in range(2 * SCENES):
+            if seed == 2 * SCENES - 1:
+                model.a[1].momentum = 0.5
+            step(model, scene(seed))
+            yield {**gradients(model), **{name: buffer.clone() for name, buffer in model.named_buffers()}}
+
+    theirs, mine, model = seen(model_class, program)
+    for one, other in zip(mine, theirs, strict=True):
+        close(one, other)
+    assert (early[-1], any(early)) == (queued, queued) and replayer(model).hits

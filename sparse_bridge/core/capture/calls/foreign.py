@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,15 +20,22 @@ class ForeignReads(TorchDispatchMode):
     that are `known`.
 
     alters: whether it wrote to one of those, or drew random numbers.  random: the operator that drew some.
-    numbers: tensors that were sent for the model.
+    numbers: tensors that were sent for the model.  parameters: of the model, by name. Before it writes to one, Refusal
+    is raised.
     """
 
     random: Any = None
 
-    def __init__(self, allowed: list[torch.Tensor], numbers: NumberTensors | None = None) -> None:
+    def __init__(
+        self,
+        allowed: list[torch.Tensor],
+        numbers: NumberTensors | None = None,
+        parameters: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.alters, self._keep_alive, self._numbers = False, allowed, numbers or NumberTensors()
         self._initial = {tensor.untyped_storage()._cdata for tensor in allowed}
+        self._parameters = {p.untyped_storage()._cdata: name for name, p in (parameters or {}).items()}
         # Weak ones, which keep addresses from being used again.
         self.allowed = {tensor.untyped_storage()._cdata: _weak(tensor) for tensor in allowed}
 
@@ -65,7 +72,11 @@ class ForeignReads(TorchDispatchMode):
             for n, argument in arguments
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        return any(tensor.untyped_storage()._cdata in self._initial for tensor in _tensors(written))
+        storages = [tensor.untyped_storage()._cdata for tensor in _tensors(written)]
+        for storage in storages:
+            if storage in self._parameters:
+                raise Refusal(Why.GRAPH_WRITES_STATE, self._parameters[storage], func)
+        return not self._initial.isdisjoint(storages)
 
     def check(self, tensor: torch.Tensor) -> None:
         """Raise Refusal for an output tensor that was there before."""
