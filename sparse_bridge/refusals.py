@@ -195,7 +195,6 @@ class Why(enum.Enum):
     GRAPH_MIXED_ROWS = (
         "it mixes rows outside its sparse layers: {} is NaN in {} rows where rows that do not exist are NaN",
         _ROWS,
-        _DIFFERENT,
     )
     GRAPH_MIXED_GRADIENTS = (
         "it mixes rows outside its sparse layers and batch norms: over a padded input, {} is off "

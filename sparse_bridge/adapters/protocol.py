@@ -43,14 +43,13 @@ class LayerFacts(NamedTuple):
 class Results(Protocol):
     """The sparse tensors of a replayed call, by those of the capture."""
 
-    def at(self, coords: torch.Tensor) -> Any:
-        """The one over the level whose coordinates are these in the capture, or None."""
-
-    def check(self) -> None:
-        """Raises RuntimeError where coordinates were written to since the call."""
+    def at(self, coords: torch.Tensor, unwritten: bool = False) -> Any:
+        """The one over the level whose coordinates are these in the capture, or None.  unwritten: and nobody has
+        written to its coordinates since."""
 
     def recover(self, captured: Any) -> Any:
-        """The one that is like `captured`, with all its maps, which the model computes once more."""
+        """The one that is like `captured`, with all its maps, which the model computes once more. Raises RuntimeError
+        where the coordinates of its input were written to."""
 
 
 class LateSource(NamedTuple):

@@ -103,10 +103,9 @@ class _Torchsparse(TensorProtocol):
 def _made_again(maps: Any, captured: Any, results: Results, key: Any) -> Any:
     """The entry of `key` as its layer makes it over a result; else by all layers."""
     record = record_of(maps[key])
-    x = None if record is None or record.again is None else results.at(record.in_coords)
+    x = None if record is None or record.again is None else results.at(record.in_coords, unwritten=True)
     if x is None:
         return caches_of(results.recover(captured)).kmaps[key]
-    results.check()
     assert record is not None and record.again is not None
     made, y = record.again(x.coords, range_of(x)), results.at(record.out_coords)
     return entry_of(made if y is None else dataclasses.replace(made, out_coords=y.coords), _profile())

@@ -143,6 +143,8 @@ class CapturedMaps:
             self._write({}, n_rows)
             DataBounds(coords).find(self.ends)
         self.padded_input.coords.narrow(0, 0, n_rows).copy_(coords)
+        # As in the trial, for models that look for the largest or smallest coordinate.
+        self.padded_input.coords[n_rows:] = coords[:1]
         self.first.replay()
         self.event.record(self._stream.current())
         self.second.replay()

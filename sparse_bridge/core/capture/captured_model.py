@@ -182,19 +182,19 @@ class Captured:
         """Raise Refusal unless this is what the model returned for the call, `out`; whether it is but for operators
         that round by how many rows there are.  exactly: makes the same with `ExactOperators`, or returns None."""
         try:
-            self._compare_values(call, root, rows, out)
+            self.compare_values(call, root, rows, out)
         except Refusal as error:
             exact = exactly() if error.why is Why.GRAPH_OTHER_BITS else None
             if exact is None:
                 raise
         else:
             return False
-        exact._compare_values(call, root, rows, out)
+        exact.compare_values(call, root, rows, out)
         self.rounded = True
-        self._compare_values(call, root, rows, out)
+        self.compare_values(call, root, rows, out)
         return True
 
-    def _compare_values(self, call: Call, root: Root, rows: dict[int, int], out: Any) -> None:
+    def compare_values(self, call: Call, root: Root, rows: dict[int, int], out: Any) -> None:
         """`compare` what it made of the input of the capture, of which there are these `rows`."""
         with torch.no_grad():
             values = list(map(self.of(call, rows, root), self.spec.values()))

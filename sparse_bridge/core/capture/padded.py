@@ -53,7 +53,7 @@ class PaddedInput:
     of every step and coordinates by level; pairs: where their pairs are counted.
     grids: batch sizes of the dense grids that were made.
     estimates: of the rows of every level, once an input has been looked at.
-    items: batch items, where every input has so many.
+    items: batch items, where every input has so many.  looks: at what layers were given in a trial, see `look_for_nan`.
     """
 
     coords: torch.Tensor
@@ -70,6 +70,7 @@ class PaddedInput:
     grids: set[int] = dataclasses.field(default_factory=set)
     estimates: dict[int, int] = dataclasses.field(default_factory=dict)
     items: int | None = None
+    looks: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -116,6 +117,13 @@ class PaddedInput:
         """How many rows of a tensor are in use. Raises Refusal."""
         level = self.level_of(value)
         return len(value) if level == GRID else rows[level]
+
+    def refuse_mixed(self) -> None:
+        """Raise Refusal where a layer was given NaN from behind the last row, which outputs need not show: a strided
+        layer may leave the cell out."""
+        looks, self.looks = self.looks, []
+        if n_mixed := int(torch.stack(looks).sum()) if looks else 0:
+            raise Refusal(Why.GRAPH_MIXED_ROWS, f"what {n_mixed} of its layers are given", "some")
 
     def validated(self, counters: Sequence[int], flags: Sequence[int], n_rows: int) -> dict[int, int] | None:
         """Rows of every level, from the values of `counters` and `flags` once the kernels have run;
@@ -196,6 +204,7 @@ class PaddedBuilder(BatchedBuilder):
         return new
 
 
+TRIAL_FILL = 3.0  # behind the last row, see `fill_behind`: finite, and not what features are there
 _local = threading.local()
 
 
@@ -207,7 +216,7 @@ def using(padded_input: PaddedInput) -> Iterator[None]:
     levels = sorted(padded_input.capacities, reverse=True)  # of equal capacities the input's own counts
     try:
         counts = {padded_input.capacities[level]: padded_input.rows(level) for level in levels}
-        with row_scopes.scope(counts, padded_input.grids, padded_input.items):
+        with row_scopes.scope(counts, padded_input.grids, padded_input.items, padded_input.looks):
             yield
     finally:
         _local.padded_input = outer

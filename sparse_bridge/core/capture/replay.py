@@ -24,6 +24,7 @@ from ... import hooks, policy, settings
 from ...refusals import Why
 from ..closed_world.kept import assert_no_mutation
 from ..geometry.data_bounds import Root
+from ..maps.rows import fill_behind
 from ..prefetch.recording import Recording
 from .call_kind import CallKind
 from .calls.call import ReplayResult
@@ -36,6 +37,7 @@ from .captured_model import Captured
 from .graph_capture import captured_from
 from .graph_key import GraphKey, addresses
 from .graphed_module import GraphedModule
+from .padded import TRIAL_FILL
 
 
 class _Graph:
@@ -200,6 +202,13 @@ class Replayer(GraphedModule):
                 if self.needs_more_guards(padded_input, n_reads):
                     return None
                 rounded = captured_model.rounds_by_rows(call, root, rows, out, functools.partial(_exactly, work))
+                del captured_model
+                padded_input.refuse_mixed()
+                padded_input.padding_value = TRIAL_FILL  # some operators leave out NaN
+                fill_behind(features, own.shape[0], TRIAL_FILL)
+                captured_model = work([])
+                captured_model.rounded = rounded
+                captured_model.compare_values(call, root, rows, out)
                 del captured_model
                 padded_input.padding_value = None
                 kind.trial = reads.alters, rounded

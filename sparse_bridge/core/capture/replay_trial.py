@@ -21,6 +21,7 @@ from ...refusals import Refusal, Why
 from ..conv.convolution import autocast_dtype
 from ..geometry.boxes import Box
 from ..maps.coordinate_map import CoordinateMap
+from ..maps.rows import fill_behind
 from .autograd_nodes import autograd_nodes, only_own_functions
 from .calls.counted_norms import counted_norms
 from .calls.exact_operators import ExactOperators
@@ -32,10 +33,7 @@ from .captured_model import Captured, for_each_output
 from .comparison import ROUNDING, compare_within_rounding
 from .graph_capture import copies_of, copy_each
 from .model_graphs import ModelGraphs
-from .padded import PaddedInput
-
-_TRIAL_FILL = 3.0  # behind the last row: finite, and far from what features are there
-
+from .padded import TRIAL_FILL, PaddedInput
 
 # Of what layers compute of an input alone: gradients of the outputs that autograd went backward with, and the check of
 # gradients and outputs that were computed otherwise, which raises Refusal.
@@ -109,8 +107,9 @@ class PaddedModel(ModelReference):
     def padded_features(self, padded_input: PaddedInput) -> torch.Tensor:
         """Features for the padded input, with those of x in place."""
         rows, channels = self.features.shape
-        features = self.features.new_full((padded_input.coords.shape[0], channels), _TRIAL_FILL)
+        features = self.features.new_empty((padded_input.coords.shape[0], channels))
         features[:rows] = self.features.detach()
+        fill_behind(features, rows, TRIAL_FILL)
         return features.detach().requires_grad_(self.features.requires_grad)
 
     def verify(self, padded_input: PaddedInput, rows: dict[int, int], out: Any) -> Captured:
@@ -134,9 +133,10 @@ class PaddedModel(ModelReference):
                 self.fill = 0.0
             del captured  # before the next one wants memory
             self._begin()
-            padded_input.padding_value = _TRIAL_FILL
+            padded_input.padding_value = TRIAL_FILL
             captured = self.over(padded_input, features, [self._rewound()])
             self._compare_padded(reference, captured, features, rows)
+            padded_input.refuse_mixed()
             return captured
         finally:
             self.buffers = own
@@ -146,7 +146,7 @@ class PaddedModel(ModelReference):
         own, exact = self.buffers, ExactOperators()
         try:
             self._begin()
-            padded_input.padding_value = _TRIAL_FILL
+            padded_input.padding_value = TRIAL_FILL
             captured = self.over(padded_input, self.padded_features(padded_input), [self._rewound(), exact])
         finally:
             self.buffers = own

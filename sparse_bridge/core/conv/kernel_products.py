@@ -268,7 +268,10 @@ class GatherProduct:
         else:
             y = rows.empty(self._columns, x)
         result: torch.Tensor = launch(x, weight, vectors, y)
-        return result if rows.padding_value is None else rows.fill_padding(result)
+        if rows.padding_value is None:
+            return result
+        rulebook.rows[1 - side].look_for_nan(x)
+        return rows.fill_padding(result)
 
     def _bind(self, rulebook: Rulebook, side: int, inputs: Inputs) -> Launch:
         """Twin in C: `spec_key`, `bound_over`."""

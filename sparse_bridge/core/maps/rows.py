@@ -7,6 +7,7 @@ host's number, which does not exist. Everywhere else it is the number of rows of
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -57,13 +58,27 @@ class Rows(NamedTuple):
             return y
         return y.fill_(self.padding_value if in_scope() else 0.0 * self.padding_value)
 
+    def look_for_nan(self, x: torch.Tensor) -> None:
+        """Remember for the `scope` whether what a layer is given, x [capacity, ...], float, holds NaN in rows in use,
+        where there is NaN behind them."""
+        in_trial = self.device is not None and self.padding_value is not None and math.isnan(self.padding_value)
+        if in_trial and in_scope() and _local.looks is not None:
+            _local.looks.append(x[: self.estimate].isnan().any())
+
     def fill_padding(self, y: torch.Tensor) -> torch.Tensor:
         """A layer's result y [capacity, ...], float, with `padding_value` behind the last row in use, which is the
         estimate where there is such a value; written in place and returned. Kernels may have written something
         there. Not with zeros: any finite value serves then."""
         if self.padding_value and self.device is not None and in_scope():
-            y[self.estimate :].fill_(self.padding_value)
+            fill_behind(y, self.estimate, self.padding_value)
         return y
+
+
+def fill_behind(y: torch.Tensor, n_rows: int, value: float) -> None:
+    """Leave behind the first rows of y [N, ...], float, what shows in sums, in whatever is largest, and in whatever is
+    smallest."""
+    y[n_rows::2].fill_(value)
+    y[n_rows + 1 :: 2].fill_(-2 * value)
 
 
 _local = threading.local()
@@ -72,15 +87,21 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def scope(padded: Mapping[int, Rows], grids: set[int] | None = None, items: int | None = None) -> Iterator[None]:
+def scope(
+    padded: Mapping[int, Rows],
+    grids: set[int] | None = None,
+    items: int | None = None,
+    looks: list[torch.Tensor] | None = None,
+) -> Iterator[None]:
     """Tensors of this thread with as many rows as a key here have these rows in use. grids: gets
-    the batch sizes of the dense grids that are made.  items: batch items, where these are fixed."""
+    the batch sizes of the dense grids that are made.  items: batch items, where these are fixed.  looks: gets what
+    `look_for_nan` finds, bool []."""
     global _active
-    names = ("padded", "grids", "cache", "items")
+    names = ("padded", "grids", "cache", "items", "looks")
     previous = [getattr(_local, name, None) for name in names]
     with _lock:
         _active += 1
-    _local.padded, _local.grids, _local.cache, _local.items = padded, grids, {}, items
+    _local.padded, _local.grids, _local.cache, _local.items, _local.looks = padded, grids, {}, items, looks
     try:
         yield
     finally:

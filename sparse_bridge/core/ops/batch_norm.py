@@ -300,4 +300,4 @@ def _in_torch(
     else:
         y = x
     y = TORCHS_RELU(y) if relu else y
-    return torch.cat([y, y.new_zeros((missing, y.shape[1]))]) if missing else y
+    return torch.cat([y, y.new_zeros((missing, *y.shape[1:]))]) if missing else y

@@ -199,6 +199,31 @@ def test_what_a_second_model_makes_of_a_result(seen):
     same(mine, theirs)
 
 
+class All(Deepest):
+    """Returns all of them."""
+
+    def forward(self, x):
+        levels = Levels.forward(self, x)
+        return [*levels, self.down_again(levels[1])]
+
+
+def test_coordinates_of_another_level_that_were_written_to(seen):
+    """As by VoxelNeXt, for its head."""
+
+    def program(model, outside, scene):
+        encoder = All(outside.sp).to(outside.up.weight.device).eval()
+        for seed in range(2 * SCENES):
+            first, deep, deepest = encoder(scene(seed))
+            deepest.indices[:, 1:] *= 4
+            back = outside.up(deep)
+            yield [first.features, deepest.features, deepest.indices.clone(), back.features, back.indices]
+        if settings.get().optimize == "graphs":
+            assert graph_regions.region_of(encoder).replayer.hits > 2
+
+    theirs, mine, _ = seen(program)
+    same(mine, theirs)
+
+
 def test_coordinates_that_were_written_to_since(seen):
     def program(model, outside, scene):
         for seed in range(SCENES):

@@ -235,6 +235,78 @@ def test_norms_of_batch_items_are_eager(device):
         assert not one.hits and Why.GRAPH_MIXED_ROWS.name in one.reason
 
 
+class Smoothed(torch.nn.Module):
+    """Its rows are averaged with the next ones, before a strided layer."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.stem, self.down, self.deep = network.stem, network.down, network.deep
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x.replace_feature(torch.nn.functional.avg_pool1d(x.features.t()[None], 3, 1, 1)[0].t())
+        return self.deep(self.down(x))
+
+
+def test_rows_that_are_mixed_where_outputs_do_not_show_it(device):
+    """The last row alone has a neighbour that does not exist, and the strided layer leaves its cell out."""
+    with apis.standin("spconv") as module:
+        model, plain = optimized(module, "spconv", device, False, Smoothed)
+        for seed in range(9):
+            coords = cloud((6, 5, 7), 1, share=0.5, seed=seed, device=device)
+            row = int((coords[:, 2] == 4).nonzero()[-1])
+            coords = torch.cat([coords[:row], coords[row + 1 :], coords[row : row + 1]])
+            values = features(len(coords), 4, seed=seed, device=device)
+            given = lambda coords=coords, values=values: module.SparseConvTensor(values, coords, [6, 5, 7], 1)  # noqa: E731
+            apis.both(model, plain, given, values=lambda y: [y.features])
+        (one,) = graph_regions.summary()
+        assert not one.hits and Why.GRAPH_MIXED_ROWS.name in one.reason
+
+
+# Of rows f [N, C] and their coordinates: NaN in rows that do not exist changes none of these.
+BLIND = {
+    "how many are positive": lambda f, _: f * (f > 0).sum(0) * 0.01,
+    "the sum of positive ones": lambda f, _: f + torch.where(f > 0, f, torch.zeros_like(f)).sum(0) * 0.01,
+    "the sum but for NaN": lambda f, _: f + f.nansum(0) * 0.01,
+    "the smallest": lambda f, _: f - f.topk(2, 0, largest=False).values[1],
+    "in order": lambda f, _: f.sort(0).values,
+}
+EXTENTS = {
+    "the last batch item": lambda f, coords: f * (1 + coords[:, 0].max()),
+    "the largest coordinate": lambda f, coords: f * coords[:, 1:].max(0).values.sum(),
+    "the extent": lambda f, coords: f * (coords[:, 1:].amax() - coords[:, 1:].amin()),
+}
+
+
+class Reduced(torch.nn.Module):
+    """It reduces over its rows, in front of sparse layers."""
+
+    def __init__(self, network, reduce):
+        super().__init__()
+        self.network, self.reduce = network, reduce
+
+    def forward(self, x):
+        return self.network(x.replace_feature(self.reduce(x.features, x.indices)))
+
+
+@pytest.mark.parametrize("how", [*BLIND, *EXTENTS])
+@pytest.mark.usefixtures("uncompared")
+def test_reductions_that_leave_nan_out(device, how):
+    """Over features they are found by a trial with finite rows behind the last. Over coordinates they are right: those
+    behind the last are one of the scene's."""
+    reduce = {**BLIND, **EXTENTS}[how]
+    with apis.standin("spconv") as module:
+        model, plain = optimized(module, "spconv", device, False, lambda network: Reduced(network, reduce))
+        for seed in range(10):
+            coords = cloud(apis.SHAPE, 2, share=0.3, seed=seed, device=device)
+            if seed > 5:  # smaller ones, after larger ones
+                coords = coords[(coords[:, 0] == 0) & (coords[:, 1:] < 4).all(1)]
+            values = features(len(coords), 4, seed=seed, device=device)
+            given = lambda coords=coords, values=values: module.SparseConvTensor(values, coords, list(apis.SHAPE), 2)  # noqa: E731
+            apis.both(model, plain, given)
+        assert sum(one.hits for one in graph_regions.summary() if one.name == "Reduced") == 0 or how in EXTENTS
+
+
 class Flat(torch.nn.Module):
     """A sparse network whose result becomes a grid for dense layers."""
 

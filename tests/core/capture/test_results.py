@@ -38,9 +38,12 @@ def test_which_tensors_of_a_call_maps_can_be_built_over(sp):
     assert results.at(other.indices) is None
     y.indices = own
     assert results.at(other.indices) is y
-    results.check()
     own.zero_()
+    assert results.at(other.indices) is y and results.at(other.indices, unwritten=True) is None
+    assert results.at(inside.indices, unwritten=True) is x
+    assert results.recover(other) is None  # what the model computes once more
+    x.indices.add_(0)
     with pytest.raises(RuntimeError, match="inplace"):
-        results.check()
+        results.recover(other)
     del y
     assert results.at(other.indices) is None

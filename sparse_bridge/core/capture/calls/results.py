@@ -29,6 +29,8 @@ class Results:
 
     def __init__(self, tensors: Tensors, captured: Any, x: Any, compute_again: Callable[[Any], Any]) -> None:
         self.tensors, self._compute_again = tensors, compute_again
+        self._coords = tensors.coordinates_of(x)
+        self._version = _version(self._coords)
         self._levels: list[_Level] = []
         self._recovered: dict[int, Any] = {}
         self.add(captured, x)
@@ -36,35 +38,35 @@ class Results:
     def add(self, captured: Any, own: Any) -> None:
         """`own` is of the call what `captured` is of the capture."""
         coords = self.tensors.coordinates_of(own)
-        version = None if coords.is_inference() else coords._version
         try:
             reference = weakref.ref(own)
         except TypeError:  # a class with slots; its maps are built anew by layers that want them
             return
-        self._levels.append(_Level(self.tensors.coordinates_of(captured), reference, coords, version))
+        self._levels.append(_Level(self.tensors.coordinates_of(captured), reference, coords, _version(coords)))
 
-    def at(self, coords: torch.Tensor) -> Any:
+    def at(self, coords: torch.Tensor, unwritten: bool = False) -> Any:
         """The tensor of the call over the level whose coordinates are these in the capture, or None. It has the
-        coordinates that it had then."""
+        coordinates that it had then.  unwritten: and nobody has written to these."""
         for level in self._levels:
             found = level.own()
             same = (level.captured.data_ptr(), level.captured.shape) == (coords.data_ptr(), coords.shape)
             if same and found is not None and self.tensors.coordinates_of(found) is level.coords:
-                return found
+                return None if unwritten and level.version != _version(level.coords) else found
         return None
-
-    def check(self) -> None:
-        """Raise RuntimeError where coordinates were written to since the call."""
-        if any(level.version is not None and level.version != level.coords._version for level in self._levels):
-            raise RuntimeError(
-                "kernel maps of a result of a replay are asked for, and coordinates of the call have been modified "
-                "by an inplace operation; call the model in `with sparse_bridge.eager():`, or give it a copy."
-            )
 
     def recover(self, captured: Any) -> Any:
         """The tensor of the call that is like `captured`, with all its maps: the model computes once more, and is not
-        replayed from now on."""
-        self.check()
+        replayed from now on. Raises RuntimeError where the input's coordinates were written to since the call."""
+        if self._version != _version(self._coords):
+            raise RuntimeError(
+                "kernel maps of a result of a replay are asked for, and the coordinates that the model was given have "
+                "been modified by an inplace operation; call it in `with sparse_bridge.eager():`, or give it a copy."
+            )
         if id(captured) not in self._recovered:
             self._recovered[id(captured)] = self._compute_again(captured)
         return self._recovered[id(captured)]
+
+
+def _version(coords: torch.Tensor) -> int | None:
+    """How often it was written to; None where nobody counts."""
+    return None if coords.is_inference() else coords._version
