@@ -24,9 +24,7 @@ class SpeculativeLaunch:
 
     def __init__(self) -> None:
         self.started: Any = None  # the graph whose maps are queued for the call under way
-        self.launched: Any = (
-            None  # the same graph, if what it does with features is queued, too, and nobody has taken it
-        )
+        self.launched: Any = None  # the same graph, if its work on features is queued, too, and still to be taken
         self._guesses = policy.Attempts(policy.GUESSES)
         # The graph whose maps are queued for a call to come, over which coordinates; attempts at that.
         self._expected: tuple[Any, torch.Tensor, int] | None = None
