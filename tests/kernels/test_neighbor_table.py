@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparse_bridge.core.geometry.boxes import Box
 from sparse_bridge.core.geometry.offsets import Offsets, box_offsets
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
-from sparse_bridge.kernels.maps.new_rows import count_owners, link_new_rows, number_new_rows
+from sparse_bridge.kernels.maps.new_rows import count_owners, link_new_rows, number_new_rows, repeat_first
 from sparse_bridge.kernels.runtime.parts import Part
 from tests import oracle, reference
 from tests.clouds import cloud
@@ -51,6 +51,18 @@ def test_look_up(kernel_lane, n_offsets):
     want = reference.submanifold_pairs(coords, BOX, offsets.values)
     assert found.nbr.dtype == torch.int32 and triples(found.nbr) == oracle.pair_triples(want)
     check_masks(found.mask, found.nbr)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 255, 256, 257, 600, 640])
+@pytest.mark.parametrize("columns", [2, 4])
+def test_what_lies_behind_the_rows_in_use(kernel_lane, rows, columns):
+    """The first row, so that bounds and batch items of the rows in use are those of all; zeros where none is."""
+    coords = torch.randint(-99, 99, (640, columns), generator=torch.Generator().manual_seed(rows), dtype=torch.int32)
+    own = coords.to(kernel_lane.device)
+    last = torch.tensor([rows - 1], dtype=torch.int32, device=own.device)
+    repeat_first(own, last, target_of(kernel_lane))
+    coords[rows:] = coords[:1] if rows else 0
+    assert torch.equal(own.cpu(), coords)
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 31, 32, 33, 64, 65])

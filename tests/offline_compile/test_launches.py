@@ -19,7 +19,7 @@ from sparse_bridge.core.conv import depthwise
 from sparse_bridge.core.maps import key_search, map_builder
 from sparse_bridge.core.ops import batch_norm, max_rows, serialize, voxel
 from sparse_bridge.kernels.gemm import wgrad_gemm
-from sparse_bridge.kernels.maps import level_bounds, mask_order, pair_batch, row_ranks, tile_batch
+from sparse_bridge.kernels.maps import level_bounds, mask_order, new_rows, pair_batch, row_ranks, tile_batch
 from sparse_bridge.kernels.maps.neighbor_table import NeighborTable
 from sparse_bridge.kernels.runtime import target as targets
 from sparse_bridge.kernels.runtime.launch import REGISTRY, Kernel
@@ -205,6 +205,7 @@ def test_layers(recorder, rules, monkeypatch):
     ends = torch.stack([coords.amin(0), coords.amax(0)])
     record = torch.empty(8, dtype=torch.int64)
     level_bounds.level_bounds(ends, torch.zeros(1, 2).int(), record, recorder.target)
+    new_rows.repeat_first(coords, torch.zeros(1, dtype=torch.int32), recorder.target)
     repeated = functional.coordinate_map(torch.cat([coords, coords[:3]]), TINY[2], 1)
     convolve_map(functional.submanifold(repeated, functional.kernel_offsets((3, 3))))
     for flow in ("unmasked", "grouped", "masked:2", "masked:3"):

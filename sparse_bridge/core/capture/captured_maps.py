@@ -12,6 +12,7 @@ import torch
 from ...kernels.runtime import target as targets
 from ...refusals import Refusal, Why
 from ..device.device_support import kernel_target
+from ..device.kernels import new_rows
 from ..device.stream_order import Streams, alone_on
 from ..geometry.boxes import Box, record_of
 from ..geometry.data_bounds import DataBounds, Root
@@ -101,9 +102,10 @@ class CapturedMaps:
         return builder
 
     def _coordinates(self) -> dict[int, torch.Tensor]:
-        self._send()
-        self._builder = self._laid_out()  # its tables are read by the second graph
         padded_input = self.padded_input
+        self._send()
+        new_rows.repeat_first(padded_input.coords, padded_input.count, self.target)
+        self._builder = self._laid_out()  # its tables are read by the second graph
         assert padded_input.counters is not None and padded_input.flags is not None
         mine = self.host.split(self.lengths)
         mine[0].copy_(padded_input.counters, non_blocking=True)
@@ -143,8 +145,6 @@ class CapturedMaps:
             self._write({}, n_rows)
             DataBounds(coords).find(self.ends)
         self.padded_input.coords.narrow(0, 0, n_rows).copy_(coords)
-        # As in the trial, for models that look for the largest or smallest coordinate.
-        self.padded_input.coords[n_rows:] = coords[:1]
         self.first.replay()
         self.event.record(self._stream.current())
         self.second.replay()

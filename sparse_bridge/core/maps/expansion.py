@@ -71,15 +71,14 @@ class Expansion:
         self.table = table
         self._owned = new_rows.count_owners(table, self.slots, self.target, self.reach.last, self._slab)
 
-    def number(self, n_new: int, order: str, counted: bool, zeroed: bool = False) -> torch.Tensor:
+    def number(self, n_new: int, order: str, counted: bool) -> torch.Tensor:
         """The new coordinates int32 [n_new, 1 + D] in `order`, see `MapRequest`; the table then
         maps to their rows.
 
-        counted: only the table's counter tells how many of these rows are in use.  zeroed: zeros
-        behind them.
+        counted: only the table's counter tells how many of these rows are in use.
         """
         assert self.slots is not None
-        coords = new_rows.number_new_rows(self.table, self.slots, self._owned, n_new, self.reach, self.target, zeroed)
+        coords = new_rows.number_new_rows(self.table, self.slots, self._owned, n_new, self.reach, self.target)
         if order == "first_seen" or n_new == 0:
             return coords
         return row_ranks.sort_rows(

@@ -194,10 +194,11 @@ class BatchedBuilder:
         """slab: see `InputMemory.scratch`."""
         below, out, req = self.levels[step.level], self.layouts[index + 1], step.request
         slab = slab if self.memory.passing(index) else None
-        zeroed = self.cmap.rows.device is not None
         expansion = Expansion(below.source(), req.offsets, *rule_of(req), out, self.target, slab)
         expansion.insert(table)
-        coords = expansion.number(capacity, req.order, True, zeroed)
+        coords = expansion.number(capacity, req.order, True)
+        if self.cmap.rows.device is not None:  # programs may read them as they are
+            new_rows.repeat_first(coords, table.total, self.target)
         self.expansions[index] = expansion
         self.room[step.level] = below.capacity
         self.levels[index + 1] = Level(coords, out, table, table.total)

@@ -157,6 +157,17 @@ def _place_rows(
         tl.store(target + 1 + axis, c, mask=ok)
 
 
+@triton.jit(do_not_specialize=["last_ptr", "n_rows"])
+def _repeat_first(coords_ptr, last_ptr, n_rows, D: tl.constexpr, BLOCK: tl.constexpr):
+    """The first row behind those in use; zeros where none is."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = live_rows(last_ptr, n_rows, 1)
+    unused = (row >= live) & (row < n_rows)
+    for column in tl.static_range(D + 1):
+        first = tl.load(coords_ptr + column, mask=live > 0, other=0)
+        tl.store(coords_ptr + row.to(tl.int64) * (D + 1) + column, tl.zeros_like(row) + first, mask=unused)
+
+
 @triton.jit(do_not_specialize=["values_ptr", "count_ptr", "step", "n_rows", "counted", "n_row_offsets", "n_columns"])
 def _link_rows(
     coords_ptr,
@@ -214,4 +225,5 @@ def _link_rows(
 count_kernel = register(_count_owned)
 assign_kernel = register(_assign_rows)
 place_kernel = register(_place_rows)
+repeat_kernel = register(_repeat_first)
 link_kernel = register(_link_rows)

@@ -14,7 +14,7 @@ from ..runtime.target import Target
 from .coord_key import Reach
 from .hash_table import FLAGS, HashTable, offsets_per_program
 from .neighbor_table import OPTIONS, NeighborTable
-from .new_row_kernels import assign_kernel, count_kernel, link_kernel, place_kernel
+from .new_row_kernels import assign_kernel, count_kernel, link_kernel, place_kernel, repeat_kernel
 
 _BLOCK = 1024  # places times rows of a program that numbers new coordinates
 _CLUSTER = 256  # such programs per intermediate sum
@@ -74,21 +74,21 @@ def owner_counters(n_rows: int) -> int:
 
 
 def number_new_rows(
-    table: HashTable, slots: Operand, owned: Operand, n_new: int, reach: Reach, target: Target, zeroed: bool = False
+    table: HashTable, slots: Operand, owned: Operand, n_new: int, reach: Reach, target: Target
 ) -> torch.Tensor:
     """Give the distinct keys that `hash_insert` left in `table` their rows: the new coordinates
     int32 [n_new, 1 + D].
 
     Order: by the smallest input row that reaches a key, then by offset; the same on every run and
     device. slots: int32 [n_row_offsets, N] from `hash_insert`, for the same `reach`; owned: int32, from
-    `count_owners`.  n_new: how many keys there are, or at most; what exceeds it is not written.  zeroed: zeros where
-    no key is; else anything.  `table` then maps keys to the new rows.
+    `count_owners`.  n_new: how many keys there are, or at most; what exceeds it is not written.  `table` then
+    maps keys to the new rows.
     """
     coords, geometry, _, wide, _, count = reach
     n_row_offsets, n_rows = slots.shape
     block_v, block = _shape(n_row_offsets)
     shape, (_, values, flags) = (n_new, coords.shape[1]), table.own
-    new = coords.new_zeros(shape) if zeroed else coords.new_empty(shape)
+    new = coords.new_empty(shape)
     dimension = coords.shape[1] - 1
     constants = (dimension, FLAGS, _CLUSTER, block_v, block, n_row_offsets <= block_v)
     args = (
@@ -118,6 +118,25 @@ def number_new_rows(
         )
     table.reversed = False
     return new
+
+
+def repeat_first(coords: torch.Tensor, last: Operand, target: Target) -> None:
+    """Write the first row of coords int32 [N, 1 + D] behind the rows in use, where it changes no bounds; zeros where
+    none is in use.
+
+    last: int32 [1] on the device, the number of the last row in use.
+    """
+    n_rows, columns = coords.shape
+    constants = (columns - 1, _PLACE_ROWS)
+    repeat_kernel.launch(
+        coords.device,
+        target,
+        (cdiv(n_rows, _PLACE_ROWS), 1, 1),
+        (coords, last, n_rows),
+        constants,
+        OPTIONS,
+        (constants, coords.data_ptr() % 16),
+    )
 
 
 def link_new_rows(

@@ -117,6 +117,11 @@ def _row_bounds(dimension: int, align: str) -> Form:
     return make(row_bounds.row_bounds_kernel, constants, row_bounds.OPTIONS, align=align)
 
 
+def _repeat(dimension: int, align: str) -> Form:
+    constants = (dimension, new_rows._PLACE_ROWS)
+    return make(new_row_kernels.repeat_kernel, constants, neighbor_table.OPTIONS, align=align)
+
+
 def _fixed(kernel: Kernel, *constants: int, num_warps: int = 4, **types: str) -> tuple[Kernel, list[Space]]:
     """A kernel whose constexprs never change."""
 
@@ -177,6 +182,7 @@ def declare(target: Target) -> Iterator[tuple[Kernel, list[Space]]]:
     yield new_row_kernels.count_kernel, [Space({**programs, **aligns}, _count, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, **aligns}
     yield level_bounds.level_bounds_kernel, [Space(factors, _bounds, silent=_SILENT)]
+    yield new_row_kernels.repeat_kernel, [Space(factors, _repeat, silent=_SILENT)]
     yield row_bounds.row_bounds_kernel, [Space(factors, _row_bounds, silent=_SILENT)]
     yield row_ranks.move_kernel, [Space(factors, _move, silent=_SILENT)]
     factors = {"dimension": DIMENSIONS, "key64": (True, False), **aligns}

@@ -308,6 +308,34 @@ def test_reductions_that_leave_nan_out(device, how):
         assert (sum(hits) > 2) == (how in EXTENTS)
 
 
+class ReducedBehind(torch.nn.Module):
+    """It reduces over the rows of its deepest level."""
+
+    def __init__(self, network, reduce):
+        super().__init__()
+        self.network, self.reduce = network, reduce
+
+    def forward(self, x):
+        found = self.network(x)
+        deep = found["deep"]
+        return {**found, "deep": deep.replace_feature(self.reduce(deep.features, deep.indices))}
+
+
+@pytest.mark.parametrize("how", EXTENTS)
+@pytest.mark.usefixtures("uncompared")
+def test_extents_of_a_deeper_level(device, how):
+    with apis.standin("spconv") as module:
+        model, plain = optimized(module, "spconv", device, False, lambda network: ReducedBehind(network, EXTENTS[how]))
+        for seed in range(10):
+            coords = cloud(apis.SHAPE, 2, share=0.3, seed=seed, device=device)
+            if seed > 5:  # far from the origin, after those that begin there
+                coords = coords[(coords[:, 0] == 0) & (coords[:, 1:] > 1).all(1)]
+            values = features(len(coords), 4, seed=seed, device=device)
+            given = lambda coords=coords, values=values: module.SparseConvTensor(values, coords, list(apis.SHAPE), 2)  # noqa: E731
+            apis.both(model, plain, given)
+        assert sum(one.hits for one in graph_regions.summary() if one.name == "ReducedBehind") > 2
+
+
 class Flat(torch.nn.Module):
     """A sparse network whose result becomes a grid for dense layers."""
 
