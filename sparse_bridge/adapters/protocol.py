@@ -41,15 +41,15 @@ class LayerFacts(NamedTuple):
 
 
 class Results(Protocol):
-    """The sparse tensors of a replayed call, by those of the capture."""
+    """The levels of a replayed call, by those of the capture."""
 
     def at(self, coords: torch.Tensor, unwritten: bool = False) -> Any:
-        """The one over the level whose coordinates are these in the capture, or None.  unwritten: and nobody has
-        written to its coordinates since."""
+        """A sparse tensor without features over the level whose coordinates are these in the capture, or None.
+        unwritten: and nobody has written to its coordinates since."""
 
     def recover(self, captured: Any) -> Any:
-        """The one that is like `captured`, with all its maps, which the model computes once more. Raises RuntimeError
-        where the coordinates of its input were written to."""
+        """The tensor that is like `captured`, with all its maps, which the model computes once more. Raises
+        RuntimeError where the coordinates of its input were written to."""
 
 
 class LateSource(NamedTuple):
@@ -217,6 +217,11 @@ class TensorProtocol(abc.ABC):
         """A sparse tensor like `x` over other coordinates, `root`, hence without kernel maps. Layers that look for one
         of another level that `x` has raise Refusal."""
         raise NotImplementedError
+
+    def apart(self, x: Any, features: torch.Tensor) -> Any:
+        """A sparse tensor with `features` over the coordinates of `x`, in the same grid, that shares no maps with it:
+        what is done to `x` later does not reach it."""
+        return self.with_features(x, features)
 
     def on_rows_of(self, x: Any, y: Any) -> bool:
         """Whether `y`, which a model made of `x`, has its rows: the coordinates of `x`."""

@@ -67,6 +67,9 @@ class _Spconv(TensorProtocol):
             over.indice_dict.update(dict.fromkeys(_foreign_keys(x), _Elsewhere()))
         return over
 
+    def apart(self, x: Any, features: torch.Tensor) -> Any:
+        return _with_rows(x, features, x.indices)
+
     def label(self, x: Any) -> Hashable:
         own = _own_maps(x)  # of whichever layers ran: a replay has left the same as its layers would
         return x.voxel_num, x.force_algo, _has_maps(x), frozenset(own.items()), _foreign_keys(x, own)

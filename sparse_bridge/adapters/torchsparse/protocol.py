@@ -71,6 +71,9 @@ class _Torchsparse(TensorProtocol):
             store.put("bounds", box_bounds(root.box))
         return alone(x, features, as_tensor(Level(root, store), _profile()))
 
+    def apart(self, x: Any, features: torch.Tensor) -> Any:
+        return alone(x, features, x.coords)
+
     def label(self, x: Any) -> Hashable:
         return x.stride, range_of(x)
 

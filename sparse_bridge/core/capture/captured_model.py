@@ -160,7 +160,7 @@ class Captured:
             return result
 
         memo: dict[int, Any] = {}
-        again = functools.partial(self._computed_again, call, root)
+        again = functools.partial(self._computed_again, call._replace(x=None, dicts={}, parts={}), root)
         results = Results(self.tensors, self.padded_x, call.x, again)
         lookup = self._input_lookup(call, results, cut)
         return lambda value: map_structure(self.tensors, value, once, on_sparse, lookup, memo)
@@ -253,9 +253,10 @@ class Captured:
         for returned, computed in zip(self.spec.of_call(call, out, self.tensors).values(), values, strict=True):
             check("its output", returned, computed)
 
-    def _computed_again(self, call: Call, root: Root, y: Any) -> Any:
+    def _computed_again(self, call: Call, root: Root, x: Any, y: Any) -> Any:
         """The sparse tensor of the call that is like `y`, with its kernel maps, some of which code outside of the model
-        asks for: the model computes once more, and is not replayed from now on."""
+        asks for: the model computes once more, and is not replayed from now on.  x: like the call's."""
+        call = call._replace(x=x)
         self.owner.drop(Why.GRAPH_MAPS_OUTSIDE.says())
         own: list[Any] = []
         outputs: list[Any] = []

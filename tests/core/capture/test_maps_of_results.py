@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
+import sparse_bridge
 from sparse_bridge import policy, settings
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.refusals import Why
@@ -138,6 +141,57 @@ def test_what_a_program_finds(seen, look):
     theirs, mine, reasons = seen(program)
     same(mine, theirs)
     assert theirs[-1] is not None and reasons == [None]
+
+
+def test_results_that_the_program_replaces(seen):
+    """By others with new features, as heads do; the input is of another shape since."""
+
+    def program(model, outside, scene):
+        for seed in range(2 * SCENES):
+            x = scene(seed)
+            stem, deep = model(x)
+            x.spatial_shape = [1, 2, 3] if seed > SCENES else x.spatial_shape  # graphs are imitated over the first ones
+            stem, deep = stem.replace_feature(stem.features + 1), deep.replace_feature(deep.features * 2)
+            yield outside.up(deep).features, stem.features
+        if settings.get().optimize == "graphs":
+            assert graph_regions.region_of(model).replayer.hits > 6
+
+    theirs, mine, _ = seen(program)
+    same(mine, theirs)
+
+
+class OfDictionary(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch):
+        return self.network(batch["x"])
+
+
+@pytest.mark.parametrize("name", apis.NAMES)
+@pytest.mark.parametrize(("trains", "in_dictionary"), [(False, False), (True, False), (True, True)])
+def test_scenes_do_not_wait_for_the_garbage_collector(device, name, trains, in_dictionary):
+    with apis.standin(name) as module:
+        network = apis.network(module, name, device).train(trains)
+        model = sparse_bridge.optimize(OfDictionary(network) if in_dictionary else network, graphs=True)
+        tensors = {"spconv": "indices", "torchsparse": "coords", "minkowski": "C"}
+        gc.collect()
+        gc.disable()
+        try:
+            kept = []
+            for seed in range(9):
+                x = apis.scene(module, name, seed, device, share=0.3)
+                with torch.set_grad_enabled(trains):
+                    found = model({"x": x} if in_dictionary else x)
+                    apis.loss_of(apis.values_of(found)).backward() if trains else None
+                kept.append([weakref.ref(one) for one in (x, getattr(x, tensors[name]), *apis.values_of(found))])
+                del x, found
+            alive = [[one() is not None for one in refs] for refs in kept]
+        finally:
+            gc.enable()
+        assert sum(one.hits for one in graph_regions.summary()) > 5
+        assert not any(map(any, alive[4:]))
 
 
 def test_a_map_of_a_level_that_is_not_returned(seen):

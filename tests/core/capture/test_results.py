@@ -1,4 +1,4 @@
-"""Tensors of a replayed call, over which kernel maps are built again."""
+"""Levels of a replayed call, over which kernel maps are built again."""
 
 from __future__ import annotations
 
@@ -16,34 +16,23 @@ def sp():
         yield module
 
 
-class Slotted:
-    """A tensor of a framework whose classes have slots."""
-
-    __slots__ = ("indices",)
-
-    def __init__(self, coords):
-        self.indices = coords
-
-
-def test_which_tensors_of_a_call_maps_can_be_built_over(sp):
+def test_levels_of_a_call_that_maps_can_be_built_over(sp):
     x, y = behind_a_layer(sp), behind_a_layer(sp)
     inside, other = padded(x), padded(y)
-    results = Results(protocol.of(x), inside, x, lambda _: None)
-    assert results.at(inside.indices) is x and results.at(other.indices) is None
-    results.add(other, y)
-    results.add(other, Slotted(y.indices))
-    assert results.at(other.indices) is y
-    own = y.indices
-    y.indices = own.flip(0)  # the program's own
+    results = Results(protocol.of(x), inside, x, lambda *given: given)
     assert results.at(other.indices) is None
-    y.indices = own
-    assert results.at(other.indices) is y
+    own, shape, rows = y.indices, list(y.spatial_shape), len(x.features)
+    results.add(other, y)
+    y.indices, y.spatial_shape, y.features = own.flip(0), [1, 1, 1], y.features[:0]  # the program's own
+    del y
+    found = results.at(other.indices)
+    assert found.indices is own and found.spatial_shape == shape and not found.indice_dict
+    assert results.at(inside.indices).indices is x.indices and results.at(own) is None
     own.zero_()
-    assert results.at(other.indices) is y and results.at(other.indices, unwritten=True) is None
-    assert results.at(inside.indices, unwritten=True) is x
-    assert results.recover(other) is None  # what the model computes once more
+    assert results.at(other.indices) is found and results.at(other.indices, unwritten=True) is None
+    assert results.at(inside.indices, unwritten=True) is not None
+    again, like = results.recover(other)  # what the model computes once more
+    assert like is other and again is not x and again.indices is x.indices and len(again.features) == rows
     x.indices.add_(0)
     with pytest.raises(RuntimeError, match="inplace"):
         results.recover(other)
-    del y
-    assert results.at(other.indices) is None

@@ -101,18 +101,33 @@ def call_of(
     if not several:
         return None
     arguments.refuse_aliases()
-    initial = {path: dict(own) for path, own in arguments.dicts.items()}
+    initial = {path: _without(arguments.sparse[0], dict(own)) for path, own in arguments.dicts.items()}
     initial |= {path: dict(vars(own)) for path, own in arguments.objects.items()}
+    positional, keywords = len(args), list(kwargs)
+    given = [(name, _without(arguments.sparse[0], part)) for name, part in parts]  # `rerun` does not keep the tensor
 
     def rerun(function: Callable[..., Any], inputs: InputProxies) -> Any:
         inputs.initial, x = initial, inputs.begin()
-        proxies = [with_proxies(part, inputs, (*prefix, name), x, arguments.is_tensor) for name, part in parts]
-        return function(*proxies[: len(args)], **dict(zip(kwargs, proxies[len(args) :], strict=True)))
+        is_x = lambda value: value is _X or inputs.is_tensor(value)  # noqa: E731
+        proxies = [with_proxies(part, inputs, (*prefix, name), x, is_x) for name, part in given]
+        return function(*proxies[:positional], **dict(zip(keywords, proxies[positional:], strict=True)))
 
     n_rows = rows_of(arguments.sparse[0], tensors_of)
     others = tuple([tensor_constant(tensor, n_rows) for tensor in arguments.tensors])
     constants = signature, others, read_constants(arguments.dicts, reads, n_rows)
     return Call(arguments.sparse[0], rerun, constants, arguments.dicts, arguments.parts, tensors_of)
+
+
+_X = object()
+
+
+def _without(x: Any, value: Any) -> Any:
+    """A structure with `_X` in the place of `x`."""
+    if type(value) in (list, tuple):
+        return type(value)([_without(x, item) for item in value])
+    if type(value) is dict:
+        return {key: _without(x, item) for key, item in value.items()}
+    return _X if value is x else value
 
 
 class _Arguments:

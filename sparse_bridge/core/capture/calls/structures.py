@@ -62,6 +62,9 @@ class Tensors(Protocol):
     def over(self, x: Any, features: torch.Tensor, root: Any) -> Any:
         """A sparse tensor like `x` over the coordinates `root`, without kernel maps."""
 
+    def apart(self, x: Any, features: torch.Tensor) -> Any:
+        """A sparse tensor with other features over the coordinates of `x`, which knows nothing of `x` or its maps."""
+
     def on_rows_of(self, x: Any, y: Any) -> bool:
         """Whether `y`, which a model made of `x`, has its rows."""
 
