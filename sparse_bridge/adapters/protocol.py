@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -50,89 +50,6 @@ class Results(Protocol):
     def recover(self, captured: Any) -> Any:
         """The tensor that is like `captured`, with all its maps, which the model computes once more. Raises
         RuntimeError where the coordinates of its input were written to."""
-
-
-class LateSource(NamedTuple):
-    """keys: of kernel maps that `make` makes, each of its key, in the order in which layers have made them; unbuilt:
-    those of them that no layer could build itself.
-
-    coords: of a level; None where `of_level` is empty.  of_level: what there is to know of those maps that layers
-    over this level would build again, by key."""
-
-    keys: tuple[Hashable, ...]
-    unbuilt: frozenset[Hashable]
-    make: Callable[[Any], Any]
-    coords: torch.Tensor | None = None
-    of_level: Mapping[Hashable, Hashable] = {}
-
-
-class LateMaps(dict[Any, Any]):
-    """Kernel maps by key, some of which are made when a program looks for them, or at all of them. Layers look with
-    `map_for_layer`, and hand on what `carried` returns."""
-
-    def __init__(self, *sources: LateSource) -> None:
-        super().__init__()
-        self.sources, self._made = list(sources), set[Hashable]()
-
-    def late_keys(self) -> frozenset[Hashable]:
-        """Of the maps that are still to be made."""
-        return frozenset([key for source in self.sources for key in source.keys]).difference(self._made)
-
-    def take(self, key: Hashable) -> None:
-        """Have the map of this key, if it is still to be made."""
-        if key in self._made or dict.__contains__(self, key):
-            return
-        source = next((source for source in self.sources if key in source.keys), None)
-        if source is not None:
-            dict.__setitem__(self, key, source.make(key))
-            self._made.add(key)
-
-    def copy(self) -> LateMaps:
-        """The same maps, which are made as late."""
-        copy = LateMaps(*self.sources)
-        copy._made = set(self._made)
-        dict.update(copy, present(self))
-        return copy
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
-
-
-def _looking(name: str, at_one: bool) -> Callable[..., Any]:
-    own = getattr(dict, name)
-
-    @functools.wraps(own)
-    def look(self: LateMaps, *args: Any) -> Any:
-        for key in args[:1] if at_one else [key for source in self.sources for key in source.keys]:
-            self.take(key)
-        return own(self, *args)
-
-    return look
-
-
-for _name in ("__getitem__", "__contains__", "__delitem__", "get", "pop", "setdefault"):
-    setattr(LateMaps, _name, _looking(_name, True))
-for _name in ("__len__", "__iter__", "__reversed__", "__eq__", "__ne__", "__repr__", "__or__", "__ror__", "keys"):
-    setattr(LateMaps, _name, _looking(_name, False))
-for _name in ("values", "items", "popitem", "clear"):
-    setattr(LateMaps, _name, _looking(_name, False))
-
-
-def present(maps: dict[Any, Any]) -> dict[Any, Any]:
-    """A copy of the maps that are there, without making others."""
-    return dict(dict.items(maps))
-
-
-def carried(maps: dict[Any, Any]) -> dict[Any, Any]:
-    """A copy of maps for the result of a layer; those that are made late are so in the copy."""
-    return maps.copy() if isinstance(maps, LateMaps) else dict(maps)
-
-
-def map_for_layer(maps: dict[Any, Any], key: Hashable) -> Any:
-    """The map that a layer looks for; None where it is to build one."""
-    if isinstance(maps, LateMaps) and any(key in source.unbuilt for source in maps.sources):
-        maps.take(key)
-    return dict.get(maps, key)
 
 
 class Interchange(Protocol):

@@ -15,6 +15,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.adapters import base, protocol
+from sparse_bridge.core import late_maps
 from sparse_bridge.core.geometry.sparse_data import SparseData
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.errors import UnsupportedError
@@ -163,18 +164,18 @@ def test_maps_that_are_made_when_wanted():
     asked = []
     every = {"down": 1, "same": 2, "more": 3}
     make = functools.cache(lambda key: asked.append(key) or every[key])
-    maps = protocol.LateMaps(protocol.LateSource(("down", "same"), {"down"}, make))
+    maps = late_maps.LateMaps({}, late_maps.LateSource(("down", "same"), {"down"}, make))
     maps["own"] = 4
-    handed_on = protocol.carried(maps)
-    assert protocol.present(maps) == {"own": 4} and maps.get("other") is None and "more" not in maps
-    assert protocol.map_for_layer(maps, "same") is None and protocol.map_for_layer(maps, "own") == 4 and not asked
-    assert protocol.map_for_layer(handed_on, "down") == 1 and asked == ["down"]
+    handed_on = late_maps.carried(maps)
+    assert late_maps.present(maps) == {"own": 4} and maps.get("other") is None and "more" not in maps
+    assert late_maps.map_for_layer(maps, "same") is None and late_maps.map_for_layer(maps, "own") == 4 and not asked
+    assert late_maps.map_for_layer(handed_on, "down") == 1 and asked == ["down"]
     assert maps.late_keys() == {"down", "same"} and handed_on.late_keys() == {"same"}
     assert maps["same"] == 2 and len(maps) == 3 and asked == ["down", "same"]
     assert dict(maps) == {**maps} == maps.copy() == {"own": 4, "down": 1, "same": 2}
     again = pickle.loads(pickle.dumps(handed_on))
     assert type(again) is dict and again == maps
-    assert protocol.map_for_layer({"down": 5}, "down") == 5 and protocol.carried({"down": 5}) == {"down": 5}
+    assert late_maps.map_for_layer({"down": 5}, "down") == 5 and late_maps.carried({"down": 5}) == {"down": 5}
     with pytest.raises(KeyError):
         maps["other"]
     del maps["down"]
@@ -184,9 +185,31 @@ def test_maps_that_are_made_when_wanted():
 @pytest.mark.parametrize("look", [len, list, dict, bool, str, dict.copy, dict.items, lambda maps: {**maps}])
 def test_whoever_looks_at_all_maps_has_them_made(look):
     every = {"down": 1, "same": 2}
-    maps = protocol.LateMaps(protocol.LateSource(tuple(every), {"down"}, every.get))
+    maps = late_maps.LateMaps({}, late_maps.LateSource(tuple(every), {"down"}, every.get))
     found = getattr(maps, look.__name__)() if look in (dict.copy, dict.items) else look(maps)
     assert found == (every.items() if look is dict.items else look(every))
+
+
+def test_maps_are_listed_in_the_order_of_layers():
+    """Whatever a program wrote or took out before they were made."""
+    every = {"a": 1, "d": 2, "b": 3}
+    source = late_maps.LateSource(tuple(every), {"d"}, every.get)
+    late, eager = late_maps.LateMaps({"first": 0}, source), {"first": 0, **every}
+    for maps in (late, eager):
+        maps["own"] = 4
+        maps["d"] = 5
+        maps.update(more=6)
+        maps |= {"still more": 7}
+        assert maps.setdefault("b", 8) == 3 and maps.setdefault("new", 9) == 9
+        assert maps.pop("a") == 1
+        maps["a"] = 10
+        del maps["more"], maps["first"]
+        maps["first"] = 0
+    handed_on = late_maps.LateMaps(late, late_maps.LateSource(("e",), {"e"}, lambda key: 11))
+    assert list(late.items()) == list(eager.items()) and list(late) == list(eager)
+    assert list(handed_on.items()) == [*eager.items(), ("e", 11)] and handed_on.popitem() == ("e", 11)
+    handed_on["e"] = 12
+    assert list(handed_on.items()) == [*eager.items(), ("e", 12)]
 
 
 def test_a_framework_that_is_not_installed(monkeypatch):

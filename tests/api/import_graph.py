@@ -34,7 +34,7 @@ FLOORS = (
     ("kernels.maps",),
     ("kernels.gemm",),
     ("kernels.ops",),
-    ("core.arguments", "core.geometry", "core.served_forward"),
+    ("core.arguments", "core.geometry", "core.late_maps", "core.served_forward"),
     ("core.closed_world",),
     ("core.device",),
     ("core.tuning",),

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ... import settings
+from ...core.late_maps import carried, map_for_layer
 from ...errors import ContractError, DataTypeError, GeometryError
-from ..protocol import carried, map_for_layer
 from .geometry import check_dimension
 from .tensors import shape_of
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from ...core.late_maps import map_for_layer
 from ...core.ops import pool as core_pool
 from ..call_stats import note
-from ..protocol import map_for_layer
 from . import benchmark
 from .conv import record_voxels
 from .geometry import check_dimension

@@ -11,10 +11,11 @@ import torch
 from ... import settings
 from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
+from ...core.late_maps import LateMaps, LateSource, carried, present
 from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...refusals import Refusal, Why
-from ..protocol import LateMaps, LateSource, LayerFacts, Results, Root, TensorProtocol, carried, present
+from ..protocol import LayerFacts, Results, Root, TensorProtocol
 from . import interchange, records
 from .rules.switches import allow_tf32
 from .tensors import box_of
@@ -83,14 +84,12 @@ class _Spconv(TensorProtocol):
         return out
 
     def keep_for(self, y: Any, captured: Any, results: Results, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        own, made = y.indice_dict, captured.indice_dict.items()
+        made = captured.indice_dict.items()
         maps = {key: one for key, one in made if not isinstance(one, (_Carried, _Elsewhere))}
         strided = frozenset([key for key, record in maps.items() if not getattr(record, "is_subm", False)])
         of_level = {key: records.facts(one) for key, one in maps.items() if records.is_over(one, captured.indices)}
         make = functools.cache(functools.partial(_made_again, maps, captured, results))
-        late = LateMaps(*_late(y), LateSource(tuple(maps), strided, make, y.indices, of_level))
-        late.update(present(own))
-        y.indice_dict = late
+        y.indice_dict = LateMaps(y.indice_dict, LateSource(tuple(maps), strided, make, y.indices, of_level))
 
     def switches(self) -> Hashable:
         return allow_tf32()
@@ -137,11 +136,6 @@ def _has_maps(x: Any) -> bool:
     return bool(dict.__len__(x.indice_dict) or _late_keys(x))
 
 
-def _late(x: Any) -> list[LateSource]:
-    """What makes maps of `x` late."""
-    return x.indice_dict.sources if isinstance(x.indice_dict, LateMaps) else []
-
-
 def _late_keys(x: Any) -> frozenset[Any]:
     return x.indice_dict.late_keys() if isinstance(x.indice_dict, LateMaps) else frozenset()
 
@@ -149,7 +143,7 @@ def _late_keys(x: Any) -> frozenset[Any]:
 def _own_maps(x: Any) -> dict[Any, Hashable]:
     """What there is to know of the maps that submanifold layers over `x` would build now as they are, by key."""
     own = {key: records.facts(one) for key, one in present(x.indice_dict).items() if records.is_current(one, x)}
-    for source in _late(x):
+    for source in x.indice_dict.sources if isinstance(x.indice_dict, LateMaps) else ():
         if source.coords is x.indices:
             late = _late_keys(x).intersection(source.of_level)
             own |= {key: source.of_level[key] for key in late}

@@ -11,10 +11,11 @@ import torch
 
 from ...core.device import selection
 from ...core.geometry.boxes import Box
+from ...core.late_maps import LateMaps, LateSource, present
 from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.map_cache import MapStore
-from ..protocol import LateMaps, LateSource, LayerFacts, Results, Root, TensorProtocol, present
+from ..protocol import LayerFacts, Results, Root, TensorProtocol
 from . import interchange, options
 from . import profile as profiles
 from .conv import allow_tf32
@@ -84,14 +85,13 @@ class _Torchsparse(TensorProtocol):
     def keep_for(self, y: Any, captured: Any, results: Results, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
         caches = caches_of(y)  # those of the input and of other results, too
         if not isinstance(caches.kmaps, LateMaps):
-            own, caches.kmaps = present(caches.kmaps), LateMaps()
-            caches.kmaps.update(own)
+            caches.kmaps = LateMaps(caches.kmaps)
         late, made = caches.kmaps, caches_of(captured).kmaps
         there = late.late_keys().union(present(late))  # of another output, or a comparison
         keys = tuple([key for key in made if any(step != 1 for step in key[2]) and key not in there])
         if keys:
             make = functools.cache(functools.partial(_made_again, made, captured, results))
-            late.sources.append(LateSource(keys, frozenset(keys), make))
+            late.add(LateSource(keys, frozenset(keys), make))
 
     def allows_tf32(self) -> bool:
         with selection.standing_in("a GPU"):

@@ -10,6 +10,7 @@ import torch
 
 from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
+from sparse_bridge.core import late_maps
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.refusals import Refusal
 from tests.clouds import cloud, features
@@ -123,7 +124,7 @@ def test_layers_that_look_for_other_maps_are_refused(sp, change):
     y = sp.SubMConv3d(4, 4, 3, indice_key="b")(inside)
     made = protocol.of(x).result(x, y, x.features, None, None)
     protocol.of(x).keep_for(made, y, Results(inside, x, y), lambda rows: rows)
-    assert {*protocol.present(made.indice_dict)} == {*x.indice_dict} and {*made.indice_dict} == {*x.indice_dict, "b"}
+    assert {*late_maps.present(made.indice_dict)} == {*x.indice_dict} and {*made.indice_dict} == {*x.indice_dict, "b"}
 
 
 def test_other_maps_tell_calls_apart(sp):
@@ -182,7 +183,7 @@ def test_maps_of_a_result_that_are_made_when_wanted(sp, kept):
         gc.collect()
     made = protocol.of(x).result(x, inside, x.features, None, None)
     protocol.of(x).keep_for(made, inside, Results(over, x, inside), lambda rows: rows)
-    assert list(protocol.present(made.indice_dict)) == ["a"]
+    assert list(late_maps.present(made.indice_dict)) == ["a"]
     found = made.indice_dict["down"]
     assert found is made.indice_dict["down"] and set(made.indice_dict) == {"a", "down"}
     if kept:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sparse_bridge import settings
-from sparse_bridge.adapters import protocol
+from sparse_bridge.core import late_maps
 from sparse_bridge.core.capture import graph_regions
 from tests.clouds import cloud, features
 from tests.compat.loading import imported_anew
@@ -150,7 +150,7 @@ class Proposals(nn.Module):
         first = self.input_conv(self.sp.SparseConvTensor(features, coords, list(SHAPE), 2))
         x = self.unet(first)
         assert x.find_indice_pair("subm1") is first.find_indice_pair("subm1") is not None
-        assert len(set(map(str, protocol.present(x.indice_dict))) - {"subm1", "down", "deep"}) == 0
+        assert len(set(map(str, late_maps.present(x.indice_dict))) - {"subm1", "down", "deep"}) == 0
         x = self.last(x)
         return x.features, torch.arange(int(x.features.argmax()) + 1)
 

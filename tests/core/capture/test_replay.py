@@ -11,8 +11,8 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge import settings
-from sparse_bridge.adapters.protocol import present
 from sparse_bridge.core.capture import graph_regions, padded
+from sparse_bridge.core.late_maps import present
 from sparse_bridge.core.ops import pointwise
 from tests.checks import assert_close
 from tests.clouds import cloud, features
