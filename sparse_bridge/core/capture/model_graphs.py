@@ -43,8 +43,8 @@ class ModelGraphs(ModelReference, abc.ABC):
     hindered: calls that hooks stood against, or modes of modules.  vain: graphs that went for those of another kind
     before they had served many calls.  attempts: captures, until too many failed.  inconclusive: captures without maps,
     or with a trial that showed nothing.  other_inputs: looks at inputs that no graph serves, while there is none.
-    reason: why a capture failed.  undecided: why the last trial showed nothing.  declined: why the last call that might
-    have been replayed was not.
+    moves: of parameters in memory, without a replay between them.  reason: why a capture failed.  undecided: why the
+    last trial showed nothing.  declined: why the last call that might have been replayed was not.
     """
 
     reason: str | None
@@ -71,6 +71,7 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.last_key: GraphKey | None = None  # of the last call; what tells the last new kind from the call before it
         self.difference = ""
         self.other_inputs = policy.Attempts(policy.OTHER_INPUTS)
+        self.moves, self._hits_before = policy.Attempts(policy.CAPTURE_CHANGES), 0
         self.reason = self.undecided = self.declined = None
         self.rerun_due = False  # a capture or a comparison waits for a call that may run twice up to its sparse tensor
         self.reads: set[Any] = set()  # what the model reads of dictionaries
@@ -118,6 +119,11 @@ class ModelGraphs(ModelReference, abc.ABC):
         for kind in self.kinds.values():
             kind.forget_trial()
         self.latest = None
+        self.moves.learn(self.hits > self._hits_before)
+        self._hits_before = self.hits
+        self.decline(Why.GRAPH_CHANGED, "where its parameters lie in memory")
+        if self.moves.over:
+            self.drop(str(self.declined))
         return True
 
     def wait_for_last_replay(self) -> None:

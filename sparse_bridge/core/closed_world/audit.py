@@ -24,7 +24,7 @@ from . import guards, origins
 from .expressions import Name
 from .guards import Guards, is_own
 from .kept import Before, before_call, refuse_kept
-from .layers import guard_tensors
+from .layers import guard_parameters, guard_tensors
 from .origins import Origin
 from .reading import Reading, readings_of, unseen_reading
 from .sources import position
@@ -93,11 +93,11 @@ class Audit:
         for (_, name), (names, value, where) in watch.written.items():
             if names.get(name, ABSENT) is not value:
                 raise Refusal(Why.GRAPH_WRITES_STATE, name, where)
-        attributes: set[str] = set()
-        for reading in readings.values():
-            attributes |= reading.attributes
+        attributes = set[str]().union(*[reading.attributes for reading in readings.values()])
+        optional = set[str]().union(*[reading.optional for reading in readings.values()])
         any_attribute = watch.compares_objects or any(one.any_attribute for one in readings.values())
-        state = State(self.model, attributes, any_attribute)
+        state = State(self.model, attributes, optional, any_attribute)
+        guard_parameters(state, self.model, attributes)
         self._read_modules(state)
         functions = self._read_outside(state, readings)
         self._read_backward(state, readings)
@@ -215,7 +215,7 @@ def _closure_of(state: State, function: types.FunctionType, reading: Reading, wh
         chains = [name.chain for name in reading.names.values() if name.root == variable and not name.imported]
         for chain in chains or [()]:
             _follow(state, cell.cell_contents, chain, label, where)
-    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+    for value in (*(function.__defaults__ or ()), function.__kwdefaults__):
         state.value(value, f"a default of {function.__name__}", where)
 
 

@@ -128,7 +128,7 @@ class FrontAudit(Audit):
     def _reached(self, readings: dict[CodeType, Reading]) -> _Reached:
         """What names and attributes of the functions lead to."""
         attributes = {name for reading in readings.values() for name in reading.attributes}
-        state = _Reached(self.model, attributes, False)
+        state = _Reached(self.model, attributes, set(), False)
         for label, module in self._modules.items():
             state.count = 0
             with contextlib.suppress(Refusal):  # it may be read

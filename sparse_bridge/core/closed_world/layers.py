@@ -26,6 +26,21 @@ def guard_tensors(absent: Callable[[Any, Iterable[str], str], Any]) -> None:
     absent(_METHODS, _COMPUTING, "torch.Tensor")
 
 
+def guard_parameters(state: Any, model: nn.Module, attributes: set[str]) -> None:
+    """Guard what the program asks of parameters that no `__dict__` has: whether they are trained or have a gradient,
+    and how often they were written to.  state: a `State`."""
+    parameters = list(model.parameters())
+    for name in attributes & _OF_PARAMETERS.keys():
+        state.entry(_OF_PARAMETERS[name], parameters, lambda _, name=name: f"{name} of a parameter")
+
+
+_OF_PARAMETERS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "requires_grad": lambda box: tuple([one.requires_grad for one in box]),
+    "grad": lambda box: tuple([one.grad is None for one in box]),
+    "_version": lambda box: tuple([one._version for one in box]),
+}
+
+
 def guard_methods(cls: type, key: Callable[[Any, str, str], Any]) -> None:
     """Guard the methods of a class of layers, and the functions of torch that they call.  key: see `State`."""
     own, base = vars(cls), cls is nn.Module

@@ -11,7 +11,7 @@ from typing import Any
 from ...refusals import Refusal, Why
 from .expressions import Expressions
 from .sources import Source, position, private_names, source_of
-from .tags import NONE, OLD, ROWS, STATE, Tag, element_of, text_of
+from .tags import NONE, OLD, ROWS, STATE, Tag, constant, element_of, text_of
 
 _PASSES = 5  # from function to function
 _Known = dict[CodeType, dict[int | str, Tag]]  # of the parameters of functions
@@ -19,7 +19,8 @@ _Known = dict[CodeType, dict[int | str, Tag]]  # of the parameters of functions
 
 class Reading(Expressions):
     """One function, with what is known of its parameters. names: from outside.  attributes: names of attributes
-    that it reads.  any_attribute: it also reads others.  problems: (reason, what, line).  calls: functions by name."""
+    that it reads; optional: those that need not be there.  any_attribute: it also reads others.  problems: (reason,
+    what, line).  calls: functions by name."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Reading(Expressions):
         first = [*source.node.args.posonlyargs, *source.node.args.args][:1]
         self.compares, self.compared_owner = compares, first[0].arg if first and of_module else None
         self.result, self.has_defaults = NONE, False
+        self.optional: set[str] = set()
         if inner:
             for node in source.outer:
                 self._enclosing |= _bound(node)
@@ -56,6 +58,8 @@ class Reading(Expressions):
     def _function(self, node: ast.Call, name: str, arguments: list[tuple[int | str, Tag]], every: Tag) -> Tag:
         if name in ("locals", "vars", "dir") and not arguments and name not in self.env:
             self.problem(Why.GRAPH_SIDE_EFFECT, name, node)  # what it reads cannot be followed
+        if name in ("getattr", "hasattr") and len(node.args) > 1 and isinstance(key := constant(node.args[1]), str):
+            self.optional.add(key)
         return super()._function(node, name, arguments, every)
 
     def _bind_parameters(self, source: Source, parameters: Mapping[int | str, Tag]) -> None:

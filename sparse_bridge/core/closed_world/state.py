@@ -47,13 +47,14 @@ def same_label(label: str, place: int) -> str:
 class State:
     """Collects what was read. functions: of the program, by code.  classes: that have methods of it.
 
-    attributes: names of attributes that its functions read.  any_attribute: they may read others.  unseen: nobody has
-    watched what the functions call that are looked at now.
+    attributes: names of attributes that its functions read; optional: those that need not be there.  any_attribute:
+    they may read others.  unseen: nobody has watched what the functions call that are looked at now.
     """
 
-    def __init__(self, model: nn.Module, attributes: set[str], any_attribute: bool) -> None:
+    def __init__(self, model: nn.Module, attributes: set[str], optional: set[str], any_attribute: bool) -> None:
         self.modules = {id(module): name for name, module in model.named_modules()}
         self.attributes, self.any_attribute, self.unseen = attributes, any_attribute, False
+        self._optional = optional
         self.functions: dict[types.CodeType, dict[int, types.FunctionType]] = {}
         self.classes: dict[int, type] = {}
         self.seen: dict[int, str] = {}  # containers and objects, by identity
@@ -288,6 +289,8 @@ class State:
             for name, tensor in tensors.items():
                 if tensor is not None and tensor.__dict__:
                     self._own(tensor.__dict__, f"{label}.{name}", where, self.any_attribute)
+                elif tensor is not None and (self._optional or self.any_attribute):
+                    self.absent(tensor.__dict__, self._optional, f"{label}.{name}", self.any_attribute)
         everything = trusted or self.any_attribute or has_foreign_forward(type(module))
         for name, item in list(own.items()):
             if name in _OF_MODULES or (name.startswith("_") and trusted):

@@ -592,6 +592,10 @@ def widened(x, factor=1.0):
     return times(x, factor)
 
 
+def narrowed(x, *, factor=1.0):
+    return times(x, factor)
+
+
 @functools.singledispatch
 def rate_of(x):
     return 1.0
@@ -685,6 +689,41 @@ closed(
     lambda self, x: widened(x),
     lambda m: setattr(widened, "__code__", (lambda x, factor: times(x, 3.0)).__code__),
     lambda m: setattr(widened, "__defaults__", (3.0,)),
+)
+closed(
+    "default of an argument by name alone",
+    lambda self, x: narrowed(x),
+    lambda m: narrowed.__kwdefaults__.update(factor=3.0),
+)
+closed(
+    "tag that a parameter may have",
+    lambda self, x: times(x, getattr(self.b[0].weight, "tag", 1.0)),
+    lambda m: setattr(m.b[0].weight, "tag", 3.0),
+)
+closed(
+    "whether a parameter has a tag",
+    lambda self, x: times(x, 2.0 if hasattr(self.b[0].weight, "tag") else 1.0),
+    lambda m: setattr(m.b[0].weight, "tag", None),
+)
+closed(
+    "tag under any name that a parameter may have",
+    lambda self, x: times(x, vars(self.b[0].weight).get("tag", 1.0)),
+    lambda m: setattr(m.b[0].weight, "tag", 3.0),
+)
+closed(
+    "whether a parameter is trained",
+    lambda self, x: times(x, 1.0 if self.b[0].weight.requires_grad else 2.0),
+    lambda m: m.b[0].weight.requires_grad_(False),
+)
+closed(
+    "whether a parameter has a gradient",
+    lambda self, x: times(x, 1.0 if self.b[0].weight.grad is None else 2.0),
+    lambda m: setattr(m.b[0].weight, "grad", torch.zeros_like(m.b[0].weight)),
+)
+closed(
+    "how often a parameter was written to",
+    lambda self, x: times(x, float(self.b[0].weight._version)),
+    lambda m: m.b[0].weight.detach().mul_(1.0),
 )
 closed(
     "function by class", lambda self, x: times(x, rate_of(x)), lambda m: rate_of.register(type("Other", (), {}), abs)

@@ -110,3 +110,23 @@ def test_a_model_whose_state_lasts(stream, name, trains):
     """It stays eager, and leaves what it leaves."""
     part = check(stream, name, None, trains)
     assert not part.hits and part.reason
+
+
+@pytest.mark.parametrize(("every", "replayed"), [(1, False), (20, True)])
+def test_parameters_that_move_in_memory(device, rules, every, replayed):
+    """In every call, as of a program that makes them anew: nothing is captured any more. Now and then, as weights that
+    are averaged are put in the place of others: a new graph serves until the next move."""
+    rules.hold(graphs_of(512))
+    rules.set(policy, LEAST_LAYERS=2)
+    earlier, scenes = [], 160
+    with apis.standin("spconv") as module, settings.override(optimize="graphs"), torch.no_grad():
+        model = apis.network(module, "spconv", device).eval()
+        for seed in range(scenes):
+            if seed % every == 0:
+                for parameter in model.parameters():
+                    earlier.append(parameter.data)
+                    parameter.data = parameter.data.clone()
+            model(apis.scene(module, "spconv", seed % 3, device, 0.3))
+        (part,) = graph_regions.summary()
+        assert (part.hits > scenes / 2) == bool(part.graphs) == (part.reason is None) == replayed
+        assert replayed or (part.hits == 0 and "parameters" in part.reason)

@@ -52,7 +52,9 @@ def unchanged():
         torch.backends.cudnn.benchmark,
     )
     code, defaults = widened.__code__, widened.__defaults__
+    by_name = dict(closed_programs.narrowed.__kwdefaults__)
     yield
+    closed_programs.narrowed.__kwdefaults__ = by_name
     widened.__code__, widened.__defaults__ = code, defaults
     closed_programs.CallsToo.__bases__, torch.backends.cudnn.benchmark = bases, switch
     for place, value in zip(places, values, strict=True):
