@@ -120,7 +120,8 @@ class Why(enum.Enum):
     GRAPH_FOREIGN_TENSOR = (
         "it computes with a tensor of shape {} that is none of its own parameters and buffers, "
         "nor the features that it is given",
-        "register the tensor as a buffer, or make it of numbers by `torch.tensor(..., device=...)`",
+        "register the tensor as a buffer, or make it of numbers by `torch.tensor(..., device=...)`; "
+        "in place of `f[mask] = 0` write `f.masked_fill(mask, 0)`",
     )
     # What it writes.
     GRAPH_WRITES_OBJECT = "it writes to a {} that it is given", _WRITE_LESS
