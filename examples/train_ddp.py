@@ -149,9 +149,12 @@ def distribute(model: nn.Module, args: argparse.Namespace, device: torch.device)
         return fully_shard(model, mesh=init_device_mesh(device.type, (args.world,)))
     if args.world == 1:
         return model
-    # Statistics of norms are sent before evaluation and checkpoints, not in every step: a quarter faster.
     devices = [device] if device.type == "cuda" else None
-    return DistributedDataParallel(model, devices, gradient_as_bucket_view=True, broadcast_buffers=False)
+    spread = DistributedDataParallel(model, devices, gradient_as_bucket_view=True)
+    # Statistics of norms are sent before evaluation and checkpoints, not in every step. The argument of this name is
+    # deprecated as of torch 2.13, the attribute works in all releases.
+    spread.broadcast_buffers = False
+    return spread
 
 
 def total(value: torch.Tensor) -> torch.Tensor:

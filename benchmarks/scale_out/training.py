@@ -81,7 +81,9 @@ def spread(model: nn.Module, rank: Rank, local_statistics: bool = False) -> nn.M
         return model
     kind = SpreadOnCpus if rank.device.type == "cpu" else DistributedDataParallel
     devices = None if rank.device.type == "cpu" else [rank.device]
-    return kind(model, devices, gradient_as_bucket_view=True, broadcast_buffers=not local_statistics)
+    made = kind(model, devices, gradient_as_bucket_view=True)
+    made.broadcast_buffers = not local_statistics  # the argument is deprecated as of torch 2.13
+    return made
 
 
 class Step:
