@@ -197,6 +197,10 @@ class Why(enum.Enum):
         "it mixes rows outside its sparse layers: {} is NaN in {} rows where rows that do not exist are NaN",
         _ROWS,
     )
+    GRAPH_INDEX = (
+        "rows that do not exist give {} an index outside of the tensor, or a share that is not from 0 to 1",
+        "look up by coordinates, or clamp indices behind `torch.nan_to_num`",
+    )
     GRAPH_MIXED_GRADIENTS = (
         "it mixes rows outside its sparse layers and batch norms: over a padded input, {} is off "
         "by {:.2e}; {:.2e} would be rounding",

@@ -23,7 +23,16 @@ from .calls.foreign import ForeignReads
 from .calls.input_proxies import Call
 from .calls.output_spec import OutputSpec
 from .calls.results import Results
-from .calls.structures import Lookup, StructureCheck, Tensors, has_numbers, map_structure, named, share_memory
+from .calls.structures import (
+    Lookup,
+    StructureCheck,
+    Tensors,
+    has_numbers,
+    map_structure,
+    named,
+    own_attributes,
+    share_memory,
+)
 from .comparison import ROUNDING, compare, compare_within_rounding
 from .graph_capture import preserved_statistics
 from .model_graphs import ModelGraphs
@@ -73,7 +82,7 @@ class Captured:
                 root.adopt()
                 self.padded_x = self.tensors.over(call.x, features, root)
                 self.coords = self.tensors.coordinates_of(self.padded_x)
-                known.update(_attributes(self.padded_x))
+                known.update(own_attributes(self.padded_x))
                 return self.padded_x
 
             self.spec = self._launched(OutputSpec.of(call, forward, start, owner.reads))
@@ -82,9 +91,9 @@ class Captured:
                     for_each_output(self.tensors, self.spec, mode.check)
         if self.tensors.features_of(self.padded_x) is not features or features._version != version:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
-        if not _attributes(self.padded_x) <= known:
+        if not own_attributes(self.padded_x) <= known:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
-        for name in _attributes(call.x) - known:
+        for name in own_attributes(call.x) - known:
             raise Refusal(Why.GRAPH_ATTRIBUTE, name, named(call.x), named(getattr(call.x, name)))
 
     def differing_columns(self, root: Root) -> set[int]:
@@ -247,7 +256,7 @@ class Captured:
     def assert_same_structure(self, call: Call, out: Any, values: list[Any]) -> None:
         """The same of all but the numbers in tensors. These share no memory, as copies do not: programs may write."""
         outputs = [one for one, _ in _outputs(self.tensors, self.spec.values(), self._own)]
-        if share_memory([self.features, *outputs]):
+        if share_memory([self.features, self.coords, *outputs]):
             raise Refusal(Why.GRAPH_OUTPUT_MEMORY)
         check = StructureCheck(call.inputs_by_id(self.tensors), self.tensors.is_tensor)
         for returned, computed in zip(self.spec.of_call(call, out, self.tensors).values(), values, strict=True):
@@ -272,11 +281,6 @@ class Captured:
         with torch.no_grad(), preserved_statistics(self.owner.model), torch.random.fork_rng():
             start = functools.partial(self.tensors.over, call.x, features, CoordinateMap(root.coords, root.box))
             return OutputSpec.of(call, self.owner.run_layers, start, set())
-
-
-def _attributes(x: Any) -> set[str]:
-    """Attributes of a sparse tensor that its class does not know: a program's own."""
-    return {name for name in getattr(x, "__dict__", {}) if name[:1] != "_" and not hasattr(type(x), name)}
 
 
 def for_each_output(tensors: Tensors, spec: OutputSpec, look: Callable[[torch.Tensor], None]) -> None:

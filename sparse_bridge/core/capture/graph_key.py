@@ -19,7 +19,7 @@ from ..device.torch_compat import allows_fp16_sums, allows_tf32
 from ..geometry.data_bounds import Root
 from . import padded
 from .calls.frames import calls_under_way
-from .calls.structures import Tensors
+from .calls.structures import Tensors, own_attributes, traits_of
 
 _data_ptr = torch.Tensor.data_ptr
 
@@ -133,8 +133,13 @@ def key_of(tensors: Tensors, x: Any, features: torch.Tensor, constants: Hashable
         features.shape[1],
         tensors.label(x),
         constants,
-        (features.requires_grad, settings.get(), tensors.switches(), allows_tf32(), allows_fp16_sums()),
+        (*_asked_of(x, features), settings.get(), tensors.switches(), allows_tf32(), allows_fp16_sums()),
     )
+
+
+def _asked_of(x: Any, features: torch.Tensor) -> tuple[Any, ...]:
+    """What a program may ask of a sparse tensor and its features besides their values; hashable."""
+    return type(x), frozenset(own_attributes(x)), *traits_of(features)
 
 
 def why_not_capturable(features: torch.Tensor) -> Why | None:

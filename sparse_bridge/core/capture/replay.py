@@ -30,8 +30,10 @@ from .call_kind import CallKind
 from .calls.call import ReplayResult
 from .calls.exact_operators import ExactOperators
 from .calls.foreign import ForeignReads
+from .calls.index_checks import IndexChecks
 from .calls.input_proxies import Call
 from .calls.structures import MISSING
+from .calls.written_buffers import WrittenBuffers, buffers_of
 from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
 from .captured_model import Captured
 from .graph_capture import captured_from
@@ -160,6 +162,9 @@ class Replayer(GraphedModule):
             finally:
                 graph.maps.memory.used()
 
+    def before_layers(self, call: Call) -> Call:
+        return call._replace(buffers=buffers_of(self.model))
+
     def execute(self, graph: _Graph, call: Call, root: Root) -> Any:
         with self._run(graph, call, root) as convert:
             return MISSING if convert is None else graph.captured.spec.write_back(call, convert)
@@ -198,7 +203,9 @@ class Replayer(GraphedModule):
                 padded_input.padding_value = float("nan")
                 known = [features, *padded_input.tensors(), *weights]
                 reads = ForeignReads(known, self.numbers, dict(self.model.named_parameters()))
-                captured_model = work([reads])
+                written = WrittenBuffers(self.model, call.buffers)
+                captured_model = work([written, reads])
+                written.verify()
                 if self.needs_more_guards(padded_input, n_reads):
                     return None
                 rounded = captured_model.rounds_by_rows(call, root, rows, out, functools.partial(_exactly, work))
@@ -206,7 +213,8 @@ class Replayer(GraphedModule):
                 padded_input.refuse_mixed()
                 padded_input.padding_value = TRIAL_FILL  # some operators leave out NaN
                 fill_behind(features, own.shape[0], TRIAL_FILL)
-                captured_model = work([])
+                captured_model = work([written, IndexChecks()])
+                written.verify()
                 captured_model.rounded = rounded
                 captured_model.compare_values(call, root, rows, out)
                 del captured_model

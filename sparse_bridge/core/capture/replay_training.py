@@ -30,6 +30,7 @@ from .call_kind import CallKind
 from .calls.input_proxies import Call
 from .calls.output_spec import OutputSpec
 from .calls.structures import MISSING, Tensors
+from .calls.written_buffers import buffers_of
 from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
 from .captured_model import Captured
 from .graph_capture import captured, captured_from, copies_of, copy_each, in_trial, preserved_statistics, trial
@@ -110,8 +111,7 @@ class TrainingReplayer(GraphedModule):
 
     def before_layers(self, call: Call) -> Call:
         self.speculation.undo()
-        names, buffers = [name for name, _ in self.model.named_buffers()], [b.data for b in self.model.buffers()]
-        return call._replace(buffers=dict(zip(names, copies_of(buffers), strict=True)))
+        return call._replace(buffers=buffers_of(self.model))
 
     def replay_and_compare(self, graph: StepGraph, call: Call, root: Root, out: Any) -> bool:
         device, copy = root.coords.device, PaddedModel(self, call, root.coords, root.box)

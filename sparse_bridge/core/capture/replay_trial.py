@@ -26,6 +26,7 @@ from .autograd_nodes import autograd_nodes, only_own_functions
 from .calls.counted_norms import counted_norms
 from .calls.exact_operators import ExactOperators
 from .calls.foreign import ForeignReads
+from .calls.index_checks import IndexChecks
 from .calls.input_proxies import Call
 from .calls.output_spec import OutputSpec
 from .calls.structures import Tensors
@@ -134,7 +135,7 @@ class PaddedModel(ModelReference):
             del captured  # before the next one wants memory
             self._begin()
             padded_input.padding_value = TRIAL_FILL
-            captured = self.over(padded_input, features, [self._rewound()])
+            captured = self.over(padded_input, features, [self._rewound(), IndexChecks()])
             self._compare_padded(reference, captured, features, rows)
             padded_input.refuse_mixed()
             return captured

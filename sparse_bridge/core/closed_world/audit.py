@@ -54,7 +54,7 @@ class Audit:
 
     def __enter__(self) -> Audit:
         self._before = before_call(list(self._modules.values()), self._trusted)
-        self._collects = gc.isenabled()
+        self._collects, self._gradients = gc.isenabled(), torch.is_grad_enabled()
         gc.disable()  # what it would end, the model has not called
         try:
             self._watch.start(self._under_way(sys._getframe(1)))
@@ -77,6 +77,8 @@ class Audit:
     def __exit__(self, *error: object) -> None:
         if self._refusal is None:
             self._watch.stop()
+        if torch.is_grad_enabled() != self._gradients and error[0] is None:
+            self._refusal = Refusal(Why.GRAPH_SIDE_EFFECT, "torch.set_grad_enabled", type(self.model).__name__)
         if self._collects:
             gc.enable()
 

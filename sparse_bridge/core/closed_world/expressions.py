@@ -52,6 +52,7 @@ _PARTS = _words(
 _NAMED = ("getattr", "hasattr", "setattr", "delattr")
 # What reads attributes by names that are not in sight.
 _REFLECTS = {*_NAMED, *_words("vars dir attrgetter asdict astuple __dict__ __getattribute__ __getattr__")}
+_IN_STEPS = (ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)
 _SAME = _words("int float min max sum abs round str tuple list sorted divmod pow hash repr format bool set")
 _CHOICE = Why.GRAPH_CHOOSES_BY_ROWS
 # Not `min`: of rows and a limit that no input reaches, a trial over more rows tells.
@@ -84,14 +85,10 @@ class Expressions:
         line = getattr(node, "lineno", 0)
         self.problems.setdefault((why.name, line), (why, what, line))
 
-    def branch(self, test: ast.expr, raises: bool = False) -> None:
-        """A condition. raises: it does nothing but end the call with an error."""
-        known = dict(self.problems)
+    def branch(self, test: ast.expr) -> None:
+        """A condition."""
         if self.of(test) & COUNTS:
             self._chosen(test)
-        if raises:
-            new = self.problems.keys() - known.keys()
-            self.problems = known | {key: self.problems[key] for key in new if key[0] != _CHOICE.name}
 
     def _chosen(self, node: ast.expr) -> None:
         """What an expression is follows from rows in steps: a trial over other rows may be on the same one."""
@@ -183,8 +180,8 @@ class Expressions:
             base = self.of(inner)
         if "__class__" in chain:
             return STATE
-        if chain[-1] == "shape":
-            return NONE if base & OLD else SHAPE
+        if chain[-1] in ("shape", "nbytes"):
+            return NONE if base & OLD else SHAPE if chain[-1] == "shape" else ROWS
         return STATE if base & STATE else NONE
 
     def _of_Subscript(self, node: ast.Subscript) -> Tag:
@@ -198,7 +195,7 @@ class Expressions:
 
     def _of_BinOp(self, node: ast.BinOp) -> Tag:
         tags = self.of(node.left) | self.of(node.right)
-        if tags & ROWS and isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+        if tags & ROWS and isinstance(node.op, _IN_STEPS):
             self._chosen(node)
         return (HOLDS if tags & HOLDS and not tags & OLD else NONE) | (tags & COUNTS)
 

@@ -96,7 +96,7 @@ _HOST_READS = frozenset({"item", "tolist", "numpy", "cpu", "__array__", "nonzero
 EFFECTS = words(
     "manual_seed seed set_rng_state get_rng_state initial_seed set_default_dtype set_default_device "
     "set_default_tensor_type use_deterministic_algorithms set_num_threads set_printoptions "
-    "set_float32_matmul_precision "
+    "set_float32_matmul_precision set_warn_always "
     "save load synchronize memory_allocated max_memory_allocated memory_stats memory_reserved mem_get_info empty_cache "
     "record "
     "elapsed_time query register_hook register_forward_hook register_forward_pre_hook register_full_backward_hook "

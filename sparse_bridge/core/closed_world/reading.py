@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 from ...refusals import Refusal, Why
-from .expressions import Expressions
+from .checks import Checks
 from .sources import Source, position, private_names, source_of
 from .tags import NONE, OLD, ROWS, STATE, Tag, constant, element_of, text_of
 
@@ -17,7 +17,7 @@ _PASSES = 5  # from function to function
 _Known = dict[CodeType, dict[int | str, Tag]]  # of the parameters of functions
 
 
-class Reading(Expressions):
+class Reading(Checks):
     """One function, with what is known of its parameters. names: from outside.  attributes: names of attributes
     that it reads; optional: those that need not be there.  any_attribute: it also reads others.  problems: (reason,
     what, line).  calls: functions by name."""
@@ -145,7 +145,10 @@ class Reading(Expressions):
     _do_AsyncFor = _do_For
 
     def _do_If(self, node: ast.If) -> None:
-        self.branch(node.test, _only_raises(node))
+        if _only_raises(node):
+            self.check(node.test, False)
+        else:
+            self.branch(node.test)
         self._all(node.body, node.orelse)
 
     def _do_While(self, node: ast.While) -> None:
@@ -153,7 +156,7 @@ class Reading(Expressions):
         self._all(node.body, node.orelse)
 
     def _do_Assert(self, node: ast.Assert) -> None:
-        self.branch(node.test, True)
+        self.check(node.test, True)
 
     def _do_Match(self, node: Any) -> None:
         self.branch(node.subject)

@@ -311,7 +311,7 @@ class State:
             return len(item) <= _SMALL and all(map(is_plain, item))
         if isinstance(item, tuple):
             return len(item) <= _SMALL and all(map(self._simple, item))
-        return is_plain(item) or isinstance(item, types.FunctionType)
+        return is_plain(item) or isinstance(item, types.FunctionType) or hasattr(type(item), "__members__")
 
     def methods_of(self, cls: type, where: str) -> None:
         """What a class has: functions by identity, and values that are read."""

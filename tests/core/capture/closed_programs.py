@@ -1251,3 +1251,80 @@ class Statements:
 for _name, _end in vars(Statements).items():
     if not _name.startswith("__"):
         opened(_name.replace("_", " "), _end)
+
+
+# Conditions that end the call with an error, and the rows that they let pass.
+
+
+@case("checks that there are rows")
+class ChecksRows(Net):
+    def end(self, x):
+        assert x.features.shape[0] > 0 and len(x.features)
+        if not x.indices.shape[0]:
+            raise ValueError(x)
+        return x
+
+
+@case("checks that rows are not too many")
+class ChecksMany(Net):
+    def end(self, x):
+        assert 0 < len(x.features) <= 10**6, "too many"
+        if x.features.shape[0] >= 10**6 or len(x.indices) > 10**6:
+            raise ValueError(f"{len(x.features)} rows")
+        return x
+
+
+@case("checks that tensors have the same rows")
+class ChecksBoth(Net):
+    def end(self, x):
+        assert x.features.shape[0] == x.indices.shape[0]
+        assert x.features.shape[1] == 8 and x.indices.shape[1] >= 4
+        return x
+
+
+@opened("checks that there are many rows")
+class ChecksFew(Net):
+    def end(self, x):
+        assert x.features.shape[0] >= 5, "too few"
+        return x
+
+
+@opened("raises where rows are few")
+class RaisesFew(Net):
+    def end(self, x):
+        if not (len(x.features) > 5 or self.scale > 2):
+            raise ValueError("too few")
+        return x
+
+
+@opened("checks that rows are of a number")
+class ChecksNumber(Net):
+    def end(self, x):
+        assert x.features.shape[0] != 7
+        return x
+
+
+@opened("checks that rows come in pairs")
+class ChecksPairs(Net):
+    def end(self, x):
+        assert x.features.shape[0] % 2 >= 0
+        return x
+
+
+@opened("asks for bits of the number of rows")
+class Bits(Net):
+    def end(self, x):
+        return times(x, 1.0 + (x.features.shape[0] & 64))
+
+
+@opened("asks for the bytes of the features")
+class Bytes(Net):
+    def end(self, x):
+        return times(x, 2.0 if x.features.nbytes > 4096 else 1.0)
+
+
+@opened("leaves gradients on")
+class LeavesGradients(Net):
+    def end(self, x):
+        torch.set_grad_enabled(not torch.is_grad_enabled())
+        return x

@@ -52,8 +52,9 @@ def unchanged():
         torch.backends.cudnn.benchmark,
     )
     code, defaults = widened.__code__, widened.__defaults__
-    by_name = dict(closed_programs.narrowed.__kwdefaults__)
+    by_name, gradients = dict(closed_programs.narrowed.__kwdefaults__), torch.is_grad_enabled()
     yield
+    torch.set_grad_enabled(gradients)
     closed_programs.narrowed.__kwdefaults__ = by_name
     widened.__code__, widened.__defaults__ = code, defaults
     closed_programs.CallsToo.__bases__, torch.backends.cudnn.benchmark = bases, switch

@@ -32,6 +32,8 @@ class ReplayResult(NamedTuple):
 def constant(value: Any, n_rows: int) -> Hashable:
     """A value that distinguishes calls with a sparse tensor of so many rows. Raises Refusal for objects that have
     none."""
+    if isinstance(value, float):
+        return type(value), repr(value)  # -0.0 is not 0.0
     if isinstance(value, PLAIN) or _is_code(value):
         return type(value), value
     if isinstance(value, torch.Tensor):

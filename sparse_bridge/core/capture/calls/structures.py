@@ -34,7 +34,17 @@ def tensor_constant(value: torch.Tensor, n_rows: int) -> tuple[Hashable, ...]:
     """What a program may ask of a tensor besides its values, but for its rows where these are the `n_rows` of the
     sparse tensor."""
     shape = tuple(value.shape)
-    return value.dtype, value.requires_grad, len(shape), shape[1:] if shape[:1] == (n_rows,) else shape
+    return value.dtype, *traits_of(value), len(shape), shape[1:] if shape[:1] == (n_rows,) else shape
+
+
+def traits_of(value: torch.Tensor) -> tuple[Any, ...]:
+    """What a program may ask of a tensor besides its values, shape and dtype; hashable."""
+    return value.requires_grad, type(value), value.is_contiguous(), tuple(value.__dict__)
+
+
+def own_attributes(x: Any) -> set[str]:
+    """Attributes of a sparse tensor that its class does not know: a program's own."""
+    return {name for name in getattr(x, "__dict__", {}) if name[:1] != "_" and not hasattr(type(x), name)}
 
 
 class Tensors(Protocol):
