@@ -76,6 +76,7 @@ class LateMaps(dict[Any, Any]):
         if not dict.__contains__(self, key) and key not in self.late_keys():
             self._order.pop(key, None)  # it may have been taken out
         self._order[key] = None
+        self._made.add(key)  # also where it is taken out again
         dict.__setitem__(self, key, value)
 
     def update(self, *args: Any, **kwargs: Any) -> None:

@@ -203,7 +203,7 @@ def test_maps_are_listed_in_the_order_of_layers():
         assert maps.setdefault("b", 8) == 3 and maps.setdefault("new", 9) == 9
         assert maps.pop("a") == 1
         maps["a"] = 10
-        del maps["more"], maps["first"]
+        del maps["more"], maps["first"], maps["d"]
         maps["first"] = 0
     handed_on = late_maps.LateMaps(late, late_maps.LateSource(("e",), {"e"}, lambda key: 11))
     assert list(late.items()) == list(eager.items()) and list(late) == list(eager)

@@ -37,7 +37,7 @@ def guard_parameters(state: Any, model: nn.Module, attributes: set[str]) -> None
 _OF_PARAMETERS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "requires_grad": lambda box: tuple([one.requires_grad for one in box]),
     "grad": lambda box: tuple([one.grad is None for one in box]),
-    "_version": lambda box: tuple([one._version for one in box]),
+    "_version": lambda box: tuple([None if one.is_inference() else one._version for one in box]),
 }
 
 

@@ -188,3 +188,27 @@ def test_views_of_coordinates_and_the_sign_of_zero(device, rules, name, view):
     assert (hits["Columns"] > 0) != view
     for mine, theirs in zip(found[:SCENES], found[SCENES:], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested")
+@pytest.mark.parametrize("kind", ["sparse", "nested", "meta"])
+def test_tensors_of_any_kind_beside_the_sparse_one(device, rules, kind):
+    rules.hold(graphs_of(512, watched=True))
+    other = {
+        "sparse": lambda: torch.eye(3, device=device).to_sparse(),
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=device),
+        "meta": lambda: torch.ones(3, device="meta"),
+    }[kind]()
+
+    class Takes(nn.Module):
+        def __init__(self, network):
+            super().__init__()
+            self.network = network
+
+        def forward(self, x, other):
+            return self.network(x)
+
+    with apis.standin("spconv") as module, settings.override(optimize="graphs"), torch.no_grad():
+        model = Takes(apis.network(module, "spconv", device)).to(device).eval()
+        for number in range(SCENES):
+            model(apis.scene(module, "spconv", number, device, 0.3), other)

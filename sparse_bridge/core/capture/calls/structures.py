@@ -32,14 +32,17 @@ Lookup = Callable[[Any], Any]
 
 def tensor_constant(value: torch.Tensor, n_rows: int) -> tuple[Hashable, ...]:
     """What a program may ask of a tensor besides its values, but for its rows where these are the `n_rows` of the
-    sparse tensor."""
+    sparse tensor. Raises Refusal."""
+    if value.is_nested:  # it has no shape
+        raise Refusal(Why.GRAPH_OBJECT, "nested tensor")
     shape = tuple(value.shape)
     return value.dtype, *traits_of(value), len(shape), shape[1:] if shape[:1] == (n_rows,) else shape
 
 
 def traits_of(value: torch.Tensor) -> tuple[Any, ...]:
     """What a program may ask of a tensor besides its values, shape and dtype; hashable."""
-    return value.requires_grad, type(value), value.is_contiguous(), tuple(value.__dict__)
+    dense = value.layout is torch.strided  # others may not say
+    return value.requires_grad, type(value), value.layout, dense and value.is_contiguous(), tuple(value.__dict__)
 
 
 def own_attributes(x: Any) -> set[str]:
