@@ -84,7 +84,7 @@ class LateMaps(dict[Any, Any]):
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> LateMaps:  # type: ignore[misc]
+    def __ior__(self, other: Any) -> LateMaps:  # type: ignore[misc]  # of C, it would not call `__setitem__`
         self.update(other)
         return self
 

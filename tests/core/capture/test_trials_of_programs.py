@@ -84,7 +84,7 @@ def by_clamped(self, x, f, coords):
 REFUSED = {
     largest: Why.GRAPH_BUFFER,
     mean: Why.GRAPH_BUFFER,
-    rows: Why.GRAPH_CHOOSES_BY_ROWS,
+    rows: Why.GRAPH_BUFFER,
     looked_up: Why.GRAPH_INDEX,
     picked: Why.GRAPH_INDEX,
     gathered: Why.GRAPH_INDEX,
@@ -120,7 +120,7 @@ def stream(device, rules):
 @pytest.mark.parametrize("do", REFUSED, ids=lambda do: do.__name__)
 def test_programs_that_trials_refuse(stream, do):
     part = stream("spconv", do)
-    assert part.hits == 0 and (do is rows or REFUSED[do].name in part.reason)
+    assert part.hits == 0 and REFUSED[do].name in part.reason
 
 
 @pytest.mark.parametrize("do", REPLAYED, ids=lambda do: do.__name__)
@@ -190,12 +190,12 @@ def test_views_of_coordinates_and_the_sign_of_zero(device, rules, name, view):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:.*nested")
+@pytest.mark.filterwarnings("ignore:.*nested", "ignore:Sparse CSR")
 @pytest.mark.parametrize("kind", ["sparse", "nested", "meta"])
 def test_tensors_of_any_kind_beside_the_sparse_one(device, rules, kind):
     rules.hold(graphs_of(512, watched=True))
     other = {
-        "sparse": lambda: torch.eye(3, device=device).to_sparse(),
+        "sparse": lambda: torch.eye(3, device=device).to_sparse_csr(),  # which does not say whether it is contiguous
         "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=device),
         "meta": lambda: torch.ones(3, device="meta"),
     }[kind]()
