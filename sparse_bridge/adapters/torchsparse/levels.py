@@ -141,6 +141,8 @@ def strided_level(
     cmap = _scaled(built.coords, scale)
     cmap_store = MapStore(cmap)
     cmap_store.put("units", Units(scale, built.coords, built.store))
+    if spatial_range is None and exact:
+        cmap_store.put("bounds", box_bounds(cmap.box))
     return Level(cmap, cmap_store, built.kmap, (Offsets.of(offsets), (1, 1, 1)))
 
 

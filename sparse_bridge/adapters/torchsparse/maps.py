@@ -23,9 +23,19 @@ from .levels import Level, Units, between, strided_level
 from .profile import Profile
 from .records import Record
 
-__all__ = ["as_tensor", "bounds_of", "build_record", "check_range", "coordinate_map", "core_rows", "inside_range"]
+__all__ = [
+    "as_tensor",
+    "bounds_of",
+    "build_record",
+    "check_range",
+    "coordinate_map",
+    "core_rows",
+    "exact_bounds",
+    "inside_range",
+]
 
 Range = tuple[int, ...]
+_NOTHING: Bounds = (0, 0, 0, 0), (-1, -1, -1, -1)
 _OURS = ("made here",)
 
 
@@ -44,13 +54,20 @@ def bounds_of(store: MapStore, coords: torch.Tensor, profile: Profile) -> Bounds
     """Exact bounds, batch first; waits for the device the first time."""
 
     def build() -> Bounds:
-        if coords.shape[0] == 0:
-            return (0, 0, 0, 0), (-1, -1, -1, -1)
-        if store.root is not None and store.root.loose:
-            return box_bounds(store.root.extent)
-        return box_bounds(_data_bounds(store, coords, profile).box)
+        found = exact_bounds(store, coords, profile)
+        return box_bounds(found.box if isinstance(found, DataBounds) else found)
 
     return store.get("bounds", build)
+
+
+def exact_bounds(store: MapStore, coords: torch.Tensor, profile: Profile) -> Box | DataBounds:
+    """The same, in the order of the core; nobody has to wait for them yet. The box of a coordinate map may reach
+    further: it may be that of a `spatial_range`."""
+    known: Bounds | None = store.peek("bounds")
+    if known is not None or coords.shape[0] == 0:
+        return core_box(known or _NOTHING)
+    root = store.root
+    return root.bounds if root is not None and root.loose else _data_bounds(store, coords, profile)
 
 
 def _data_bounds(store: MapStore, coords: torch.Tensor, profile: Profile) -> DataBounds:

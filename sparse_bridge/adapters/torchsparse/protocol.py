@@ -21,7 +21,7 @@ from . import profile as profiles
 from .conv import allow_tf32
 from .geometry import box_bounds
 from .levels import Level
-from .maps import as_tensor, coordinate_map
+from .maps import as_tensor, coordinate_map, exact_bounds
 from .records import entry_of, record_of
 from .tensors import alone, caches_of, output_of, range_of, with_feats
 
@@ -56,8 +56,11 @@ class _Torchsparse(TensorProtocol):
             return None  # a PointTensor, or other coordinates than layers find
         if x.coords.dtype != torch.int32 or x.coords.ndim != 2 or x.coords.shape[1] != 4:
             return None
-        cmap = coordinate_map(map_cache.store_of(x.coords), x.coords, _profile(), range_of(x))
-        return Root(cmap.coords, cmap.data_bounds or cmap.box, self.levels_of(x), cmap.distinct)
+        store, within = map_cache.store_of(x.coords), range_of(x)
+        cmap = coordinate_map(store, x.coords, _profile(), within)
+        # Without a range the extremes of the data decide which rows a strided layer makes.
+        bounds = exact_bounds(store, x.coords, _profile()) if within is None else cmap.data_bounds or cmap.box
+        return Root(cmap.coords, bounds, self.levels_of(x), cmap.distinct)
 
     def levels_of(self, x: Any) -> frozenset[Hashable]:
         """By their tensor strides."""

@@ -79,7 +79,7 @@ class CoordinateMap:
         self._box = box if isinstance(box, Box) else None
         self.data_bounds = None if isinstance(box, Box) else box
         self.loose = False  # may end inside the box, and rules start from where they do
-        self.tight: Box | None = None  # exact bounds, where somebody found them
+        self.tight: Box | DataBounds | None = None  # exact bounds, where somebody asked for them
         self.rows = rows_of(coords) if rows is None else rows
         self._host: host_index.Indexed | None = None
         self._table: HashTable | None = None
@@ -131,14 +131,20 @@ class CoordinateMap:
         return self._box
 
     @property
-    def extent(self) -> Box:
-        """What rules for outputs start from: the box, or exact bounds where the coordinates are
-        `loose`; waits for the device the first time, unless they are known."""
+    def bounds(self) -> Box | DataBounds:
+        """What rules for outputs start from, which may still have to be learnt: the box, or exact
+        bounds where the coordinates are `loose`."""
         if not self.loose or self.n_rows == 0:
-            return self.box
+            return self.data_bounds or self.box
         if self.tight is None:
-            self.tight = DataBounds(self.coords).box
+            self.tight = DataBounds(self.coords)
         return self.tight
+
+    @property
+    def extent(self) -> Box:
+        """The same; waits for the device the first time, unless it is known."""
+        bounds = self.bounds
+        return bounds.box if isinstance(bounds, DataBounds) else bounds
 
     @property
     def unbounded(self) -> bool:

@@ -10,6 +10,8 @@ import weakref
 import pytest
 import torch
 
+from sparse_bridge.adapters import protocol
+from sparse_bridge.core.geometry.data_bounds import DataBounds
 from sparse_bridge.errors import SparseBridgeError
 
 from . import oracle
@@ -325,3 +327,22 @@ def test_ranges_that_the_rows_leave(ts21):
         conv(tensor(ts21, spatial_range=(9, 9, 9)))
     few = tensor(ts21, spatial_range=(1, 6, 5, 7))  # the batch entry bounds nothing
     assert conv(few).C[:, 0].max() == 1
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_replays_start_from_where_the_data_ends(ts, size):
+    """As strided layers do, whatever is known of the coordinates: a range elsewhere, or a box of what may be there."""
+    nn = ts.nn
+    for seed in range(6):
+        rows = torch.randint(-5, 39, (30, 4), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+        rows[:, 0 if ts.release == "2.1" else 3] = 0
+        values, known = torch.randn(30, 4), {}
+        if ts.release == "2.1" and seed % 2:
+            rows, known = rows.abs(), {"spatial_range": (1, 41, 42, 43)}
+        nn.Conv3d(4, 4, size, stride=2)(ts.SparseTensor(values, rows, **known))
+        x = ts.SparseTensor(values, rows)
+        for _ in range(3):
+            root = protocol.of(x).capture_root(x)
+            assert root.box is DataBounds(root.coords).box
+            x = nn.Conv3d(4, 4, size, stride=2)(x)
+            x = ts.SparseTensor(x.F, x.C, x.stride)

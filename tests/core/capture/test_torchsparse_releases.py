@@ -60,3 +60,48 @@ def test_layers_behind_strided_ones(device, rules, size, profile, trains):
             assert torch.equal(mine["deep"].C, theirs["deep"].C)
         (one,) = graph_regions.summary()
         assert one.hits >= 4 and one.reason is None
+
+
+class Down(nn.Module):
+    """A strided level with layers on it."""
+
+    def __init__(self, ts, kernel, n_in):
+        super().__init__()
+        layers = [ts.nn.Conv3d(n_in, 8, kernel, stride=2), *(ts.nn.Conv3d(8, 8, 3) for _ in range(3))]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def _sparse_rows(seed, low, device):
+    """30 rows of one batch item, so few that levels end inside their boxes."""
+    rows = torch.randint(low, 39, (30, 4), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+    rows[:, 0] = 0
+    return rows.unique(dim=0).to(device)
+
+
+@pytest.mark.parametrize("kernel", [2, 3])
+@pytest.mark.parametrize("profile", ["1.4", "2.0", "2.1"])
+def test_a_part_behind_a_level_that_ends_before_its_box(device, rules, profile, kernel):
+    """Which rows a strided layer makes depends on where the data ends, also where it is replayed and the level in front
+    of it was made by layers, which know an upper limit alone."""
+    rules.hold(graphs_of(512))
+    with sparse_bridge.enable("torchsparse", mode="standin", profile=profile), torch.no_grad():
+        import torchsparse as ts
+
+        torch.manual_seed(0)
+        first, plain = (Down(ts, kernel, n_in).to(device).eval() for n_in in (4, 8))
+        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        for seed in range(24):
+            coords = _sparse_rows(seed, -6 if seed % 3 == 0 and profile != "2.0" else 0, device)
+            if profile != "2.1":  # batch last
+                coords = coords[:, [1, 2, 3, 0]].contiguous()
+            with sparse_bridge.eager():
+                x = first(ts.SparseTensor(features(len(coords), 4, seed=seed, device=device), coords))
+                theirs = plain(ts.SparseTensor(x.F, x.C.clone(), x.s))
+            mine = model(x)
+            assert torch.equal(mine.C, theirs.C)
+            torch.testing.assert_close(mine.F, theirs.F)
+        (one,) = graph_regions.summary()
+        assert one.hits >= 16 and one.reason is None
