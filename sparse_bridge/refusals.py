@@ -11,7 +11,10 @@ What declines often in a steady program, as functions of the helper in C do, ret
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from .errors import UnsupportedError
@@ -201,6 +204,11 @@ class Why(enum.Enum):
         "rows that do not exist give {} an index outside of the tensor, or a share that is not from 0 to 1",
         "look up by coordinates, or clamp indices behind `torch.nan_to_num`",
     )
+    GRAPH_SLICE = (
+        "{} takes a part of the rows by their numbers, or several as one, and another scene may have fewer",
+        _OUTSIDE,
+        _DIFFERENT,
+    )
     GRAPH_MIXED_GRADIENTS = (
         "it mixes rows outside its sparse layers and batch norms: over a padded input, {} is off "
         "by {:.2e}; {:.2e} would be rounding",
@@ -283,6 +291,8 @@ class Refusal(UnsupportedError):
     def __init__(self, why: Why, *details: Any) -> None:
         super().__init__(why.says(*details))
         self.why = why
+        if _trial.made is not None:
+            _trial.made.append(self)
 
     @property
     def verdict(self) -> Verdict:
@@ -291,6 +301,28 @@ class Refusal(UnsupportedError):
 
     def __reduce__(self) -> Any:
         return _restored, (self.why, str(self))
+
+
+class _Trial(threading.local):
+    made: list[Refusal] | None = None  # in `never_caught`
+
+
+_trial = _Trial()
+
+
+@contextlib.contextmanager
+def never_caught() -> Iterator[None]:
+    """In this block a program's code runs, which may take a Refusal for an error of its own and go on: it is raised at
+    the end then."""
+    outer, _trial.made = _trial.made, []
+    made = _trial.made
+    try:
+        yield
+        if made:
+            raise made[0]
+    finally:
+        _trial.made = outer
+        made.clear()
 
 
 def _restored(why: Why, text: str) -> Refusal:

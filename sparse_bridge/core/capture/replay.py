@@ -213,7 +213,7 @@ class Replayer(GraphedModule):
                 padded_input.refuse_mixed()
                 padded_input.padding_value = TRIAL_FILL  # some operators leave out NaN
                 fill_behind(features, own.shape[0], TRIAL_FILL)
-                captured_model = work([written, IndexChecks()])
+                captured_model = work([written, IndexChecks(padded_input.capacities, weights)])
                 written.verify()
                 captured_model.rounded = rounded
                 captured_model.compare_values(call, root, rows, out)

@@ -122,7 +122,8 @@ class PaddedModel(ModelReference):
             features = self.padded_features(padded_input)
             self._begin()
             self.fill, padded_input.padding_value = None, math.nan
-            known = [features, *padded_input.tensors(), *self.aliases.values(), *self.buffers.values()]
+            weights = [*self.aliases.values(), *self.buffers.values()]
+            known = [features, *padded_input.tensors(), *weights]
             reads = ForeignReads(known, self.owner.numbers, self.aliases)
             captured = self.over(padded_input, features, [self._rewound(), reads])
             if reads.random is not None:
@@ -135,7 +136,8 @@ class PaddedModel(ModelReference):
             del captured  # before the next one wants memory
             self._begin()
             padded_input.padding_value = TRIAL_FILL
-            captured = self.over(padded_input, features, [self._rewound(), IndexChecks()])
+            checks = IndexChecks(padded_input.capacities, weights)
+            captured = self.over(padded_input, features, [self._rewound(), checks])
             self._compare_padded(reference, captured, features, rows)
             padded_input.refuse_mixed()
             return captured

@@ -32,7 +32,7 @@ OPERATORS = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_index_out_of_range(name):
     operator, least, most = OPERATORS[name]
-    with IndexChecks():
+    with IndexChecks({}, []):
         for index in (least, most):
             operator(torch.tensor([index]))
         for index in (least - 1, most + 1, -(1 << 63)):
@@ -44,12 +44,57 @@ def test_an_index_out_of_range(name):
 def test_shares(share):
     x, within = torch.full((3,), share), 0 <= share <= 1
     for operator in (lambda: F.binary_cross_entropy(x, torch.ones(3)), lambda: torch.bernoulli(x)):
-        with IndexChecks():
+        with IndexChecks({}, []):
             if within:
                 operator()
             else:
                 with pytest.raises(Refusal):
                     operator()
-    with IndexChecks():
+    with IndexChecks({}, []):
         F.dropout(torch.full((3,), 7.0), 0.5)
         F.nll_loss(X, torch.tensor([0, 5, -100, 1]))
+
+
+WHOLE = {
+    "slice": lambda x: x[:, 1:3],
+    "all": lambda x: x[:][: len(x)],
+    "select": lambda x: x[:, 0],
+    "split": lambda x: x.split(len(x)),
+    "chunk": lambda x: x.chunk(2, 1),
+    "unbind": lambda x: x.unbind(1),
+    "view": lambda x: x.view(-1, 2, 2).flatten(1).view(2 * len(x), 2).view(1, -1, 4),
+    "unfold": lambda x: x.unfold(1, 2, 1),
+}
+PARTS = {
+    "slice": lambda x: x[:3],
+    "longer slice": lambda x: x[:100],
+    "last": lambda x: x[-3:],
+    "step": lambda x: x[::2],
+    "later axis": lambda x: x.t()[None, :, :3],
+    "narrow": lambda x: x.narrow(0, 0, 3),
+    "narrow_copy": lambda x: torch.narrow_copy(x, 0, 0, 3),
+    "assignment": lambda x: x.__setitem__(slice(3), 0.0),
+    "select": lambda x: x[2],
+    "unbind": lambda x: list(x),
+    "split": lambda x: x.split(3),
+    "longer split": lambda x: x.split(100),
+    "sizes": lambda x: x.split([3, 9]),
+    "chunk": lambda x: x.chunk(2),
+    "tensor_split": lambda x: x.tensor_split(3),
+    "view": lambda x: x.view(-1, 8),
+    "reshape": lambda x: x.reshape(-1, 8),
+    "unflatten": lambda x: x.unflatten(0, (-1, 2)),
+    "unfold": lambda x: x.unfold(0, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_rows(name):
+    x, weight = torch.zeros(12, 4), torch.zeros(12, 4)
+    with IndexChecks({0: 100, 1: 12}, [weight]):
+        WHOLE.get(name, WHOLE["all"])(x)
+        PARTS[name](weight)
+        with pytest.raises(Refusal, match="GRAPH_SLICE"):
+            PARTS[name](x)
+    with IndexChecks({0: 7}, []):
+        PARTS[name](x)

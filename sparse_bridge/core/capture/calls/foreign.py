@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....refusals import Refusal, Why
 from ...geometry.constants import is_constant
-from .index_checks import assert_indices
+from .index_checks import arguments_of, assert_indices
 from .number_tensors import NumberTensors
 
 
@@ -45,7 +45,7 @@ class ForeignReads(TorchDispatchMode):
         if "c10d" in func.namespace:  # the other ranks make no trial at this moment
             raise Refusal(Why.GRAPH_RANKS, str(func))
         self.alters = self.alters or self._altering(func, args, kwargs or {})
-        assert_indices(func, args, kwargs or {})
+        assert_indices(func, arguments_of(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         for tensor in _tensors(out):
             self.allowed.setdefault(tensor.untyped_storage()._cdata, _weak(tensor))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....refusals import Refusal, Why
+from .row_slices import assert_all_rows
 
 _FROM_THE_END = {f"aten::{name}" for name in ("index", "index_put", "index_put_", "_unsafe_index", "take", "put_")}
 _FLAT = ("aten::take", "aten::put_")
@@ -17,19 +19,35 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class IndexChecks(TorchDispatchMode):
-    """Raises Refusal before an operator of torch reads or writes outside of a tensor. A trial has rows that do not
-    exist, and what a model makes of them may be any index. Waits for the device at each such operator."""
+    """Raises Refusal before an operator of torch reads or writes outside of a tensor, and where the program takes rows
+    by their numbers. A trial has rows that do not exist, and what a model makes of them may be any index. Waits for the
+    device at each such operator."""
+
+    def __init__(self, capacities: Mapping[int, int], weights: Iterable[torch.Tensor]) -> None:
+        """capacities: rows of the levels of the trial, see `assert_all_rows`.  weights: parameters and buffers, which
+        have no rows, and may be as long as a level."""
+        super().__init__()
+        self._capacities = set(capacities.values())
+        self._weights = {tensor.untyped_storage()._cdata for tensor in weights}
 
     def __torch_dispatch__(self, func: Any, classes: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        assert_indices(func, args, kwargs or {})
+        given = arguments_of(func, args, kwargs or {})
+        assert_indices(func, given)
+        own = given.get("self")
+        if isinstance(own, torch.Tensor) and own.untyped_storage()._cdata not in self._weights:
+            assert_all_rows(func._schema.name, own, given, self._capacities)
         return func(*args, **(kwargs or {}))
 
 
-def assert_indices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def arguments_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Of a call of an operator, by name; None for those that it is called without."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {name: args[n] if n < len(args) else kwargs.get(name) for n, name in enumerate(names)}
+
+
+def assert_indices(func: Any, given: dict[str, Any]) -> None:
     """Raise Refusal where an operator is given an index out of range, or a share that is none."""
-    schema = func._schema
-    given = {one.name: args[n] if n < len(args) else kwargs.get(one.name) for n, one in enumerate(schema.arguments)}
-    name = schema.name
+    name = func._schema.name
     share = given.get(_SHARES.get(name, ""))
     if isinstance(share, torch.Tensor) and share.is_floating_point():
         _assert_within(share, 0.0, 1.0, name)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ....refusals import Refusal, Why
+from ....refusals import Refusal, Why, never_caught
 from .input_proxies import AMBIGUOUS, Call, InputProxies
 from .structures import MISSING, Lookup, Tensors, map_structure
 
@@ -29,7 +29,8 @@ class OutputSpec(NamedTuple):
     def of(call: Call, function: Callable[..., Any], start: Callable[[], Any], reads: set[Any]) -> OutputSpec:
         """The call of `function` with another sparse tensor, that `start` makes."""
         inputs = InputProxies(reads, start, call.tensors_of)
-        value = call.rerun(function, inputs)
+        with never_caught():
+            value = call.rerun(function, inputs)
         spec = OutputSpec(value, inputs.written(), inputs.proxies, inputs.x)
         inputs.end()
         return spec
