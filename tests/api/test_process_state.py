@@ -47,7 +47,7 @@ BLOCKS = """
     kernels.runtime.compile_processes._local
     kernels.runtime.precompile._local kernels.runtime.precompile.dry_runs
     kernels.runtime.uploads._later memory._excess memory._open memory._peaks memory.limit
-    settings._besides
+    refusals._trial settings._besides
 """
 REGISTERED = """
     adapters.enabling.compiling._undo adapters.enabling.compiling._users
