@@ -67,7 +67,7 @@ class Captured:
         self.tensors: Tensors = call.tensors_of(call.x)
         self.owner, self.padded_input, self.features, self.box = owner, padded_input, features, box
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
-        version, known = features._version, set[str]()
+        known, versions = set[str](), [features._version]
         with preserved_statistics(owner.model), contextlib.ExitStack() as stack:
             modes: list[Any] = []
 
@@ -82,6 +82,7 @@ class Captured:
                 root.adopt()
                 self.padded_x = self.tensors.over(call.x, features, root)
                 self.coords = self.tensors.coordinates_of(self.padded_x)
+                versions.append(self.coords._version)
                 known.update(own_attributes(self.padded_x))
                 return self.padded_x
 
@@ -89,7 +90,10 @@ class Captured:
             for mode in modes:
                 if isinstance(mode, ForeignReads):
                     for_each_output(self.tensors, self.spec, mode.check)
-        if self.tensors.features_of(self.padded_x) is not features or features._version != version:
+        given = self.tensors.features_of(self.padded_x), self.tensors.coordinates_of(self.padded_x)
+        if given[0] is not features or given[1] is not self.coords:
+            raise Refusal(Why.GRAPH_WRITES_INPUT)
+        if [features._version, self.coords._version] != versions:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
         if not own_attributes(self.padded_x) <= known:
             raise Refusal(Why.GRAPH_WRITES_INPUT)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -24,22 +26,22 @@ from .model_graphs import ModelGraphs
 
 
 def requests_of_layers(owner: ModelGraphs, key: GraphKey, call: Call, root: Root) -> Recording | None:
-    """The requests of a call's layers, which compute once more, over a sparse tensor without maps; None where there
-    are none.
+    """The requests of a call's layers, which compute once more, over copies of what they are given and without its
+    maps; None where there are none.
 
     Raises Refusal where they make a level that `root` has already: they would have taken that one."""
     tensors, trains = key.tensors, torch.is_grad_enabled()
     features = tensors.features_of(call.x)
     assert features is not None
-    features = features.detach().requires_grad_(features.requires_grad)
-    start = functools.partial(tensors.over, call.x, features, CoordinateMap(root.coords.detach(), root.box))
+    features = features.detach().clone().requires_grad_(features.requires_grad)
+    start = functools.partial(tensors.over, call.x, features, CoordinateMap(root.coords.detach().clone(), root.box))
     unseen = assert_no_mutation(owner.model, tensors), preserved_statistics(owner.model), own_random_numbers(key.device)
     with torch.inference_mode(False), torch.set_grad_enabled(trains), contextlib.ExitStack() as stack:
         for manager in unseen:
             stack.enter_context(manager)
         recording = stack.enter_context(prefetch.recorded())
         try:
-            spec = OutputSpec.of(call, owner.run_layers, start, set())
+            spec = OutputSpec.of(call, _over_copies(owner.run_layers), start, set())
             spec.for_each(tensors, materialize, tensors.features_of)
         except SparseBridgeError as error:
             if isinstance(error, Refusal) or not root.known:
@@ -50,3 +52,18 @@ def requests_of_layers(owner: ModelGraphs, key: GraphKey, call: Call, root: Root
     if not recording.steps:
         return None
     return recording.with_backward_views() if trains else recording
+
+
+def _over_copies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which may write to the tensors that it is given without harm to the program's."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
+
+    return call
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is torch.Tensor:
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
