@@ -60,7 +60,7 @@ class _Torchsparse(TensorProtocol):
         cmap = coordinate_map(store, x.coords, _profile(), within)
         # Without a range the extremes of the data decide which rows a strided layer makes.
         bounds = exact_bounds(store, x.coords, _profile()) if within is None else cmap.data_bounds or cmap.box
-        return Root(cmap.coords, bounds, self.levels_of(x), cmap.distinct)
+        return Root(cmap.coords, bounds, self.levels_of(x), cmap.distinct, None if cmap.unbounded else cmap.box)
 
     def levels_of(self, x: Any) -> frozenset[Hashable]:
         """By their tensor strides."""

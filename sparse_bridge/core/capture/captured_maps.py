@@ -178,6 +178,7 @@ def maps_like(
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
     """(captured maps, built for `root`, with memory for `capacity` rows; the rows of its levels); None
     where this input is not like the recorded one."""
+    root = root.for_steps(any(step.makes for step in recording.steps))
     coords, box = root.coords, root.box
     target = kernel_target(coords.device)
     if target is None:

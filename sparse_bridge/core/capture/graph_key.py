@@ -103,9 +103,9 @@ def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
     return [p for p in parameters if p is not None]
 
 
-def root_of(tensors: Tensors, x: Any, features: torch.Tensor | None) -> Root | Why:
+def root_of(tensors: Tensors, x: Any, features: torch.Tensor | None, owner: Any = None) -> Root | Why:
     """The coordinates of a sparse tensor with these features as the core has them, in their box; or why calls with it
-    may not be captured."""
+    may not be captured. owner: of the graphs that may serve it, if there is one."""
     if features is None or features.ndim != 2:
         return Why.GRAPH_FEATURES
     why = why_not_capturable(features)
@@ -120,7 +120,9 @@ def root_of(tensors: Tensors, x: Any, features: torch.Tensor | None) -> Root | W
         return Why.GRAPH_COORDINATES
     if not 0 < features.shape[0] == coords.shape[0]:
         return Why.GRAPH_ROWS
-    return root
+    if root.limit is None or owner is None or not (graphs := owner.graphs):
+        return root
+    return root.for_steps(any(graph.maps.makes_levels for graph in graphs))
 
 
 def key_of(tensors: Tensors, x: Any, features: torch.Tensor, constants: Hashable) -> GraphKey:

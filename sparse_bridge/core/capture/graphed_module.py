@@ -104,7 +104,7 @@ class GraphedModule(ModelGraphs):
         """The replay of a call, MISSING where no graph serves it; None where it may not be replayed."""
         tensors = self.tensors_of(call.x)
         features = None if tensors is None else tensors.features_of(call.x)
-        root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x, features)
+        root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x, features, self)
         if isinstance(root, Why):
             self.decline(root)
             if root in _OTHER_INPUTS and not (self.asked or self.graphs):

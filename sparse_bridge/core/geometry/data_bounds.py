@@ -59,12 +59,14 @@ class Root(NamedTuple):
     where they lie; exact bounds may still have to be learnt.
 
     known: names of the other levels that the framework keeps with the input, which layers in front of it made.
-    distinct: whether it is known that no two rows are equal, and that all lie inside."""
+    distinct: whether it is known that no two rows are equal, and that all lie inside.
+    limit: a box that they lie in, if one is known; enough for layers that make no level."""
 
     coords: torch.Tensor
     bounds: Box | DataBounds
     known: frozenset[Hashable] = frozenset()
     distinct: bool = False
+    limit: Box | None = None
 
     @property
     def box(self) -> Box:
@@ -75,3 +77,7 @@ class Root(NamedTuple):
     def bounds_known(self) -> bool:
         """Whether nobody has to wait for the box."""
         return not isinstance(self.bounds, DataBounds) or self.bounds.cached_box is not None
+
+    def for_steps(self, make_levels: bool) -> Root:
+        """The same for layers that make levels or do not: those need not wait for exact bounds."""
+        return self if make_levels or self.limit is None else self._replace(bounds=self.limit)
