@@ -163,6 +163,11 @@ class Why(enum.Enum):
     )
     GRAPH_MOMENTUM = ("momentum=None of a batch norm counts batches on the host", "give the norm a momentum")
     GRAPH_ROWS_ON_HOST = "{} needs the number of rows on the host", _OUTSIDE
+    GRAPH_NEGATIVE = (
+        "a strided layer rounds coordinates below 0 towards 0, unlike others",
+        "shift coordinates so that they begin at 0",
+        _UNDECIDED,
+    )
     GRAPH_NO_LEVEL = "a tensor of shape {} has not a row for every site of a level", _OUTSIDE
     GRAPH_MAPS_OUTSIDE = (
         "a layer outside of it uses kernel maps of a level that it does not return",

@@ -151,13 +151,14 @@ def test_where_rows_in_use_end(kernel_lane, target, rows):
         coords[1, 2], coords[2, 1], coords[3, 0], coords[4, 0] = 64, -65, 4, -1
     own = coords.to(kernel_lane.device)
     last = torch.tensor([rows - 1], dtype=torch.int32, device=own.device)
-    low, high = row_bounds(own, last, target, items=4, far=64).cpu()
-    near = coords[:rows]
-    near = near[((near[:, 1:] >= -64) & (near[:, 1:] < 64)).all(1) & (near[:, 0] >= 0) & (near[:, 0] < 4)]
-    if len(near):
-        assert torch.equal(torch.stack([low, high]), torch.stack([near.amin(0), near.amax(0)]))
-    else:
-        assert (high < low).all()
+    for least in (None, 0):
+        low, high = row_bounds(own, last, target, items=4, far=64, least=least).cpu()
+        near, first = coords[:rows], -64 if least is None else least
+        near = near[((near[:, 1:] >= first) & (near[:, 1:] < 64)).all(1) & (near[:, 0] >= 0) & (near[:, 0] < 4)]
+        if len(near):
+            assert torch.equal(torch.stack([low, high]), torch.stack([near.amin(0), near.amax(0)]))
+        else:
+            assert (high < low).all()
     if rows:
         low, high = row_bounds(own, last, target).cpu()
         assert torch.equal(low[1:], coords[:rows, 1:].amin(0)) and torch.equal(high[1:], coords[:rows, 1:].amax(0))

@@ -14,6 +14,7 @@ from sparse_bridge.core.device import selection
 from sparse_bridge.export import export_gpu_package, package_scenes
 from sparse_bridge.export.player import dependencies
 from sparse_bridge.export.player.entry import flattened
+from sparse_bridge.export.player.library import PlayerError
 from tests.adapters.spconv import apis
 from tests.quick import quick
 
@@ -253,6 +254,32 @@ class Levels(nn.Module):
         y, _ = sparse_submanifold_conv3d(y.relu(), coords, shape, d, neighbor_cache=cache)
         y, last, _ = sparse_conv3d(x + y, coords, shape, e, stride=(2, 2, 1), padding=1)
         return y, last, coords
+
+
+@pytest.mark.parametrize("gpu", ["hip"], indirect=True)
+def test_cells_below_zero(gpu, tmp_path):
+    """torchsparse 2.0 rounds them towards zero, which a package does not: such rows lie outside of its grid."""
+    path = tmp_path / "model.sbp"
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.0"):
+        import torchsparse as ts
+
+        model = networks.ready(nn.Sequential(ts.nn.Conv3d(4, 8, 2, stride=2), ts.nn.Conv3d(8, 8, 3)))
+
+        def scene(rows, seed):
+            features, coords = networks.scene((16, 16, 32), rows, seed)
+            return features, coords[:, [1, 2, 3, 0]].contiguous()
+
+        def inputs(features, coords):
+            return (ts.SparseTensor(features, coords),)
+
+        played = Played(gpu, path, packaged(path, model, inputs(*scene(250, 1))))
+        features, coords = scene(60, 2)
+        for mine, theirs in zip(played(features, coords), expected(model, *inputs(features, coords)), strict=True):
+            assert torch.equal(mine, theirs)
+        coords[:3, 0] -= 20
+        with pytest.raises(PlayerError, match="3 of 60 rows have coordinates outside of the grid"):
+            played(features, coords)
+        played.close()
 
 
 @pytest.mark.parametrize("gpu", ["hip"], indirect=True)

@@ -84,7 +84,7 @@ def enter_finer(
     for key, grid in other.grids.items():
         if key == root or key[1] or grid.source != "strided" or key in registry.grids:
             continue
-        if any(fine < step for fine, step in zip(key[0], stride, strict=True)):
+        if any(fine <= step for fine, step in zip(key[0], stride, strict=True)):
             join(registry, root, other, key, grid.absolute(cut(grid.own_view().coords)))
 
 

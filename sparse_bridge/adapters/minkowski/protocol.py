@@ -69,8 +69,8 @@ class _Minkowski(TensorProtocol):
         return same
 
     def label(self, x: Any) -> Hashable:
-        key: Hashable = x.coordinate_map_key.key
-        return key
+        key = x.coordinate_map_key.key
+        return key, x._manager._manager.grid(key).unit
 
     def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         if coords is None:

@@ -241,7 +241,7 @@ def output_rule(sites: Sites) -> BoxReach:
     """Bounds of the outputs of `sites` over coordinates with exact bounds, as `reach_bounds` has
     them without a range; a rule of requests."""
     axes = tuple(_axis_reach(sites, axis) for axis in (2, 1, 0))
-    return BoxReach(axes, sites.kind == "reached" or not all(map(_tight, axes)))
+    return BoxReach(axes, sites.kind == "reached" or not all(map(_tight, axes)), sites.truncate)
 
 
 def _tight(axis: AxisReach) -> bool:

@@ -20,6 +20,7 @@ from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
 from ...core.maps.request import MapRequest, request
+from ...refusals import Refusal, Why
 from .geometry import (
     Bounds,
     Layer,
@@ -116,6 +117,8 @@ def strided_level(
     else:
         bounds = None if x.unbounded and not sites.truncate else get_bounds()
         if bounds is not None and truncated(sites, bounds):
+            if x.rows.host is None:
+                raise Refusal(Why.GRAPH_NEGATIVE)
             rows = cell_rows(sites, x.coords if x.alive is None else x.coords[x.alive >= 0])
             cmap = map_builder.distinct(rows, core_box(truncated_bounds(bounds)))
             return Level(cmap, MapStore(cmap))

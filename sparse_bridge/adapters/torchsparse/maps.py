@@ -31,7 +31,9 @@ __all__ = [
     "coordinate_map",
     "core_rows",
     "exact_bounds",
+    "give_range",
     "inside_range",
+    "known_to_lie_in",
 ]
 
 Range = tuple[int, ...]
@@ -119,6 +121,21 @@ def _outside(bounds: Bounds, spatial_range: Range) -> str | None:
     return None
 
 
+def known_to_lie_in(cmap: CoordinateMap | None, spatial_range: Range) -> bool:
+    """Whether all coordinates are known to lie in `spatial_range`; nobody waits for the device."""
+    return cmap is not None and not cmap.unbounded and _outside(box_bounds(cmap.box), spatial_range) is None
+
+
+def give_range(coords: torch.Tensor, before: Range | None, behind: Range | None, made: bool) -> None:
+    """Have later layers know which ranges the layers of a replay have given these coordinates: as `build_record` does
+    for one layer. before, behind: of the input, and of the output.  made: the coordinates are new."""
+    if before is None or behind is None or before[:4] == behind[:4]:
+        return
+    store = map_cache.store_of(coords)
+    map_cache.adopt(coords, store)
+    store.put(("shrunk", behind[:4]), _OURS if made else store.peek(("shrunk", before[:4])) or before[:4])
+
+
 def check_range(store: MapStore, coords: torch.Tensor, profile: Profile, spatial_range: Range, caller: str) -> bool:
     """Whether all rows lie in `spatial_range`.
 
@@ -128,6 +145,7 @@ def check_range(store: MapStore, coords: torch.Tensor, profile: Profile, spatial
     cmap = coordinate_map(store, coords, profile, spatial_range)
     if _outside(box_bounds(cmap.box), spatial_range) is None:
         return True
+    cmap.rows.require_host_count("A layer behind a spatial_range that coordinates may leave")
     wrong = _outside(bounds_of(store, coords, profile), spatial_range)
     if wrong is None:
         return True
@@ -186,7 +204,7 @@ def build_record(
 
     key = ("map", layer, None if spatial_range is None else spatial_range[:4])
     out_coords, out_store, kmap = store.get(key, strided, lambda built: built[0])
-    if out_range is not None:
+    if out_range is not None and not known_to_lie_in(out_store.root, out_range):
         out_store.put(("shrunk", out_range), _OURS)
     return Record(kmap, coords, out_coords, spatial_range, out_range, (store, out_store))
 

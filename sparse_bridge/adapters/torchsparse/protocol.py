@@ -21,7 +21,7 @@ from . import profile as profiles
 from .conv import allow_tf32
 from .geometry import box_bounds
 from .levels import Level
-from .maps import as_tensor, coordinate_map, exact_bounds
+from .maps import as_tensor, coordinate_map, exact_bounds, give_range, known_to_lie_in
 from .records import entry_of, record_of
 from .tensors import alone, caches_of, output_of, range_of, with_feats
 
@@ -58,6 +58,8 @@ class _Torchsparse(TensorProtocol):
             return None
         store, within = map_cache.store_of(x.coords), range_of(x)
         cmap = coordinate_map(store, x.coords, _profile(), within)
+        if within is not None and not known_to_lie_in(cmap, within):
+            return None  # strided layers look which rows they drop
         # Without a range the extremes of the data decide which rows a strided layer makes.
         bounds = exact_bounds(store, x.coords, _profile()) if within is None else cmap.data_bounds or cmap.box
         return Root(cmap.coords, bounds, self.levels_of(x), cmap.distinct, None if cmap.unbounded else cmap.box)
@@ -83,6 +85,7 @@ class _Torchsparse(TensorProtocol):
 
     def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         rows = x.coords if coords is None else coords
+        give_range(rows, range_of(x), range_of(y), coords is not None)
         return output_of(x, _profile(), features, rows, y.stride, range_of(y))
 
     def keep_for(self, y: Any, captured: Any, results: Results, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -48,6 +48,7 @@ class CapturedMaps:
         self.padded_input, self.box, self.steps, self.target = padded_input, box, steps, target
         self.exact, self.memory = exact, memory
         self.makes_levels = any(step.makes for step in steps)
+        self._nonnegative = [step.level for step in steps if step.request.nonnegative]
         from ...kernels.maps import pair_batch, tile_batch
 
         device, boxes = padded_input.coords.device, boxes_of(box, steps)
@@ -121,7 +122,9 @@ class CapturedMaps:
 
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""
-        return box is self.box or self.layouts.serves(self._boxes(box))
+        boxes = self._boxes(box)
+        held = all(level in boxes and min(boxes[level].lo[1:]) >= 0 for level in self._nonnegative)
+        return held and (box is self.box or self.layouts.serves(boxes))
 
     def _boxes(self, box: Box) -> dict[int, Box]:
         """Of all levels over inputs in `box`."""

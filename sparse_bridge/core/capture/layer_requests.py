@@ -44,7 +44,7 @@ def requests_of_layers(owner: ModelGraphs, key: GraphKey, call: Call, root: Root
             spec = OutputSpec.of(call, _over_copies(owner.run_layers), start, set())
             spec.for_each(tensors, materialize, tensors.features_of)
         except SparseBridgeError as error:
-            if isinstance(error, Refusal) or not root.known:
+            if isinstance(error, Refusal) or tensors.is_fresh(call.x):
                 raise
             raise Refusal(Why.GRAPH_HAS_MAPS) from None  # a layer looks for one of these levels
     if tensors.levels_of(spec.x) & root.known:

@@ -32,11 +32,12 @@ class BoxReach(NamedTuple):
     """A rule of requests, see `core.maps.request`: one `AxisReach` per axis; batch items stay.
 
     loose: coordinates may end inside of the output box, and rules over them start from where they
-    do.
+    do.  nonnegative: it is the rule of coordinates from 0 on alone.
     """
 
     axes: tuple[AxisReach, ...]
     loose: bool = False
+    nonnegative: bool = False
 
     def output_box(self, box: Box) -> Box:
         """Bounds of the places that coordinates in `box` reach."""

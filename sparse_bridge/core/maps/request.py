@@ -70,6 +70,11 @@ class MapRequest(NamedTuple):
         """Whether output coordinates are, see `BoxReach`."""
         return isinstance(self.output, BoxReach) and self.output.loose
 
+    @property
+    def nonnegative(self) -> bool:
+        """Whether it is of coordinates from 0 on alone, see `BoxReach`."""
+        return isinstance(self.output, BoxReach) and self.output.nonnegative
+
 
 class BuiltMap(NamedTuple):
     """kmap: the map.  coords: output coordinates, where it made them, with the store of all that is

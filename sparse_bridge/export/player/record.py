@@ -141,12 +141,13 @@ def _run(
 
 
 def _bounds_of_data(padded_input: PaddedInput, box: Box, steps: tuple[MapStep, ...], target: Target) -> LevelLayouts:
-    """Bounds of all levels, found on the device for every input anew. Rows too far out for keys of 64 bits count as
-    outside of the grid."""
+    """Bounds of all levels, found on the device for every input anew. Rows too far out for keys of 64 bits, or below 0
+    where the rules of levels are others there, count as outside of the grid."""
     boxes, dimension = boxes_of(box, steps), box.dimension
     where = LevelLayouts(boxes, tuple(boxes), padded_input.coords.device)
     far = 1 << (KEY_BITS - ITEM_BITS) // dimension - 1
-    bounds = row_bounds(padded_input.coords, padded_input.count, target, 1 << ITEM_BITS, far)
+    least = 0 if any(step.request.nonnegative for step in steps) else -far
+    bounds = row_bounds(padded_input.coords, padded_input.count, target, 1 << ITEM_BITS, far, least)
     where.derive(bounds, steps, target)
     return where
 

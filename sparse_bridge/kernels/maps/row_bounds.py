@@ -15,16 +15,25 @@ _ROWS = 2048
 OPTIONS = {"num_warps": 8}
 
 
-@triton.jit(do_not_specialize=["last_ptr", "n_rows", "items", "far"])
+@triton.jit(do_not_specialize=["last_ptr", "n_rows", "items", "least", "far"])
 def _row_bounds(
-    coords_ptr, last_ptr, bounds_ptr, n_rows, items, far, COLUMNS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr
+    coords_ptr,
+    last_ptr,
+    bounds_ptr,
+    n_rows,
+    items,
+    least,
+    far,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     """One program. coords: int32 [n_rows, COLUMNS]; last: int32 [1], of the rows in use; bounds: int32 [2, COLUMNS],
-    lowest and highest. Rows outside of 0 <= batch < items, -far <= axis < far, do not count."""
+    lowest and highest. Rows outside of 0 <= batch < items, least <= axis < far, do not count."""
     rows = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, LANES)[None, :]
     n_used = tl.minimum(tl.load(last_ptr) + 1, n_rows)
-    first, end = tl.where(column == 0, 0, -far), tl.where(column == 0, items, far)
+    first, end = tl.where(column == 0, 0, least), tl.where(column == 0, items, far)
     low = tl.full((LANES,), 2147483647, tl.int32)
     high = tl.full((LANES,), -2147483648, tl.int32)
     for begin in range(0, n_used, ROWS):
@@ -42,12 +51,15 @@ def _row_bounds(
 row_bounds_kernel = register(_row_bounds)
 
 
-def row_bounds(coords: torch.Tensor, last: Operand, target: Target, items: int = FAR, far: int = FAR) -> torch.Tensor:
+def row_bounds(
+    coords: torch.Tensor, last: Operand, target: Target, items: int = FAR, far: int = FAR, least: int | None = None
+) -> torch.Tensor:
     """int32 [2, 1 + D]: the lowest and the highest value of every column; the highest is below the lowest where no
     row counts.
 
     coords: int32 [N, 1 + D], contiguous.  last: int32 [1] on the device, the number of the last row in use.
-    Rows count whose batch item is from 0 to below `items`, and whose axes are from -far to below far.
+    Rows count whose batch item is from 0 to below `items`, and whose axes are from `least`, -far if it is not given, to
+    below far.
     """
     n_rows, columns = coords.shape
     bounds = torch.empty((2, columns), dtype=torch.int32, device=coords.device)
@@ -56,7 +68,7 @@ def row_bounds(coords: torch.Tensor, last: Operand, target: Target, items: int =
         coords.device,
         target,
         (1, 1, 1),
-        (coords, last, bounds, n_rows, items, far),
+        (coords, last, bounds, n_rows, items, -far if least is None else least, far),
         constants,
         OPTIONS,
         (constants, coords.data_ptr() % 16, bounds.data_ptr() % 16),

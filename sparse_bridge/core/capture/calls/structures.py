@@ -72,6 +72,9 @@ class Tensors(Protocol):
     def levels_of(self, x: Any) -> frozenset[Hashable]:
         """Names of the levels that the framework keeps with `x` beside its own."""
 
+    def is_fresh(self, x: Any) -> bool:
+        """Whether the framework keeps no levels and kernel maps with `x`."""
+
     def over(self, x: Any, features: torch.Tensor, root: Any) -> Any:
         """A sparse tensor like `x` over the coordinates `root`, without kernel maps."""
 

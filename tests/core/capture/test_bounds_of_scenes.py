@@ -1,0 +1,160 @@
+"""What layers decide by where the coordinates of a scene lie, a replay decides anew or is not made."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge.core.capture import graph_regions
+from tests.clouds import cloud, features
+
+from .graph_sizes import graphs_of
+
+pytestmark = pytest.mark.emulated
+
+
+def pair(layers, device, trains=False):
+    """A model that is replayed, and its double."""
+    plain = nn.Sequential(*layers).to(device).train(trains)
+    return sparse_bridge.optimize(copy.deepcopy(plain), graphs=True), plain
+
+
+def sparse_rows(seed, device, low=0, high=20):
+    """So few of one item that levels end inside their boxes; boxes differ from scene to scene."""
+    rows = torch.randint(low, high, (30, 4), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+    rows[:, 0] = 0
+    return rows.unique(dim=0).to(device)
+
+
+def same(mine, theirs):
+    assert torch.equal(mine.C, theirs.C)
+    torch.testing.assert_close(mine.F, theirs.F, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("errors_survived")
+@pytest.mark.parametrize("place", ["replayed", "in front", "both replayed"])
+def test_even_kernels_in_a_spatial_range(device, rules, place):
+    """torchsparse 2.1 shrinks the range behind an even kernel at stride 1 and keeps the coordinates; a strided layer
+    behind drops those outside."""
+    rules.hold(graphs_of(512))
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"), torch.no_grad():
+        import torchsparse as ts
+
+        conv = ts.nn.Conv3d
+        even, down = [conv(4, 4, 2), conv(4, 4, 3)], [conv(4, 4, 2, stride=2), conv(4, 4, 3)]
+        parts = {"replayed": (even, down), "in front": (down, even), "both replayed": ([*even, *down], [])}
+        model, plain = pair(parts[place][0], device)
+        other = nn.Sequential(*parts[place][1]).to(device)
+        for seed in range(8):
+            coords = cloud((6, 5, 4), 2, share=0.4, seed=seed, device=device)
+            far = [1, 8, 7, 6] if seed > 3 else [1, 5, 4, 3]
+            coords, made = torch.cat([coords, coords.new_tensor([[0, 0, 0, 0], far])]).unique(dim=0), []
+            for one in (model, plain):
+                x = ts.SparseTensor(features(len(coords), 4, device=device), coords.clone(), 1, (2, 9, 8, 7))
+                made.append(one(other(x)) if place == "in front" else other(one(x)))
+            same(*made)
+        if place == "replayed":
+            assert graph_regions.summary()[0].hits > 3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_strided_level_that_leaves_its_range(device, rules, size):
+    """The range behind 39 cells of three is 13 long, and there are 14 cells: layers behind know the rows for theirs."""
+    rules.hold(graphs_of(512))
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"), torch.no_grad():
+        import torchsparse as ts
+
+        config = ts.nn.functional.conv_config.get_default_conv_config()
+        config.kmap_mode = "hashmap"
+        model, plain = pair([ts.nn.Conv3d(4, 4, size, stride=size, config=config), ts.nn.Conv3d(4, 4, 3)], device)
+        behind = ts.nn.Conv3d(4, 4, 2, stride=2, config=config).to(device)
+        for seed in range(8):
+            coords = torch.cat(
+                [sparse_rows(seed, device, high=40), torch.tensor([[0, 39, 39, 39]], device=device)]
+            ).int()
+            coords, made = coords.unique(dim=0), []
+            for one in (model, plain):
+                x = ts.SparseTensor(features(len(coords), 4, device=device), coords.clone(), 1, (1, 40, 40, 40))
+                made.append(behind(one(x)))
+            same(*made)
+        assert graph_regions.summary()[0].hits > 3
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("deep", [False, True])
+def test_cells_below_zero(device, rules, deep, trains):
+    """torchsparse 2.0 rounds negative cells towards zero, which the kernels of a graph do not."""
+    rules.hold(graphs_of(512))
+    grad = torch.set_grad_enabled(trains)
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.0"), grad:
+        import torchsparse as ts
+
+        first = [ts.nn.Conv3d(4, 4, 3, stride=2)] if deep else []
+        model, plain = pair([*first, ts.nn.Conv3d(4, 4, 2, stride=2), ts.nn.Conv3d(4, 4, 3)], device, trains)
+        for seed in range(16):
+            coords = sparse_rows(seed, device, low=-6 if seed > 9 else 0)[:, [1, 2, 3, 0]].contiguous()
+            made = []
+            for one in (model, plain):
+                made.append(one(ts.SparseTensor(features(len(coords), 4, device=device), coords.clone())))
+                if trains:
+                    made[-1].F.sum().backward()
+            same(*made)
+        assert graph_regions.summary()[0].hits > 3
+
+
+def test_back_to_a_level_of_the_same_stride(device, rules):
+    """MinkowskiEngine's transposed layers go back to the coordinates that a strided layer made, and not to those of the
+    output, which are of the same stride."""
+    rules.hold(graphs_of(512))
+    with sparse_bridge.enable("minkowski", mode="standin"), torch.no_grad():
+        import MinkowskiEngine as me
+
+        conv, two = me.MinkowskiConvolution, {"kernel_size": 2, "stride": 2, "dimension": 3}
+        model, plain = pair(
+            [conv(4, 4, **two), conv(4, 4, kernel_size=3, expand_coordinates=True, dimension=3)], device
+        )
+        down, up = conv(4, 4, **two).to(device), me.MinkowskiConvolutionTranspose(4, 4, **two).to(device)
+        for seed in range(8):
+            coords = cloud((12, 12, 12), 2, share=0.02, seed=seed, device=device)
+            given = [me.SparseTensor(features(len(coords), 4, device=device), coords) for _ in range(2)]
+            same(*(up(down(one(x))) for one, x in zip((model, plain), given, strict=True)))
+        assert graph_regions.summary()[0].hits > 3
+
+
+def test_coordinates_off_the_grid_of_their_stride(device, rules):
+    """MinkowskiEngine takes coordinates of tensor stride 2 that are no multiples of 2, and rounds them behind a strided
+    layer alone."""
+    rules.hold(graphs_of(512))
+    with sparse_bridge.enable("minkowski", mode="standin"), torch.no_grad():
+        import MinkowskiEngine as me
+
+        conv = me.MinkowskiConvolution
+        layers = [conv(4, 4, kernel_size=3, dimension=3), conv(4, 4, kernel_size=2, stride=2, dimension=3)]
+        model, plain = pair(layers, device)
+        for seed in range(14):
+            coords = sparse_rows(seed, device)
+            if seed < 10:
+                coords[:, 1:] *= 2
+            values = features(len(coords), 4, device=device)
+            same(*(one(me.SparseTensor(values, coords, tensor_stride=2)) for one in (model, plain)))
+        assert graph_regions.summary()[0].hits > 3
+
+
+@pytest.mark.usefixtures("errors_survived")
+def test_the_reason_of_a_part_that_goes_back(device, rules):
+    """Where no layer has been at stride 1, torchsparse keeps no coordinates of it."""
+    rules.hold(graphs_of(512))
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"), torch.no_grad():
+        import torchsparse as ts
+
+        conv = ts.nn.Conv3d
+        first = conv(4, 4, 2, stride=2).to(device)
+        model, _ = pair([conv(4, 4, 3), conv(4, 4, 2, stride=2, transposed=True)], device)
+        for seed in range(4):
+            coords = cloud((9, 8, 7), 2, share=0.3, seed=seed, device=device)
+            model(first(ts.SparseTensor(features(len(coords), 4, device=device), coords)))
+        assert "GRAPH_HAS_MAPS" in graph_regions.summary()[0].reason
