@@ -179,7 +179,7 @@ class GraphedModule(ModelGraphs):
             assert_on_one_rank(self.modules)
             if kind.holds():
                 if call.repeatable():
-                    record = functools.partial(self.record, kind, key, self.before_layers(call), root)
+                    record = functools.partial(self.record, kind, key, self.before_layers(call), root.for_steps(True))
                     return ReplayResult(MISSING, record)
                 self.rerun_due = True
                 return ReplayResult(MISSING)

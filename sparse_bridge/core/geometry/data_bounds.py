@@ -60,13 +60,15 @@ class Root(NamedTuple):
 
     known: names of the other levels that the framework keeps with the input, which layers in front of it made.
     distinct: whether it is known that no two rows are equal, and that all lie inside.
-    limit: a box that they lie in, if one is known; enough for layers that make no level."""
+    limit: a box that they lie in, if one is known; enough for layers that make no level.
+    exact: their exact bounds, where `bounds` is that limit."""
 
     coords: torch.Tensor
     bounds: Box | DataBounds
     known: frozenset[Hashable] = frozenset()
     distinct: bool = False
     limit: Box | None = None
+    exact: Box | DataBounds | None = None
 
     @property
     def box(self) -> Box:
@@ -80,4 +82,8 @@ class Root(NamedTuple):
 
     def for_steps(self, make_levels: bool) -> Root:
         """The same for layers that make levels or do not: those need not wait for exact bounds."""
-        return self if make_levels or self.limit is None else self._replace(bounds=self.limit)
+        if make_levels and self.exact is not None:
+            return self._replace(bounds=self.exact, exact=None)
+        if not make_levels and self.exact is None and self.limit is not None:
+            return self._replace(bounds=self.limit, exact=self.bounds)
+        return self

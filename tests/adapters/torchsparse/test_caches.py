@@ -343,6 +343,10 @@ def test_replays_start_from_where_the_data_ends(ts, size):
         x = ts.SparseTensor(values, rows)
         for _ in range(3):
             root = protocol.of(x).capture_root(x)
-            assert root.box is DataBounds(root.coords).box
+            exact = DataBounds(root.coords).box
+            assert root.box is exact and root.for_steps(True) is root
+            near = root.for_steps(False)  # for layers that make no level
+            assert near.box is (root.limit or exact) and near.for_steps(False) is near
+            assert near.for_steps(True) == root and (root.limit is None or near.bounds_known)
             x = nn.Conv3d(4, 4, size, stride=2)(x)
             x = ts.SparseTensor(x.F, x.C, x.stride)
