@@ -17,7 +17,7 @@ from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from ..prefetch import prefetch
 from ..prefetch.recording import Recording
-from .calls.input_proxies import Call
+from .calls.input_proxies import Call, TrackedDict
 from .calls.output_spec import OutputSpec
 from .captured_maps import own_random_numbers
 from .graph_capture import preserved_statistics
@@ -66,4 +66,9 @@ def _over_copies(function: Callable[..., Any]) -> Callable[..., Any]:
 def _copied(value: Any) -> Any:
     if type(value) is torch.Tensor:
         return value.detach().clone().requires_grad_(value.requires_grad)
+    if type(value) is TrackedDict:  # a copy itself
+        for key, entry in dict.items(value):
+            value.old[key] = _copied(entry)
+        dict.update(value, value.old)
+        return value
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value

@@ -52,20 +52,25 @@ def beside(f, coords, other):
 
 
 def results(device, name, how, make, mode):
-    """What calls return, and what they leave of their inputs; the summaries of replays."""
+    """What calls return, and what they leave of their inputs; the summaries of replays. make: of a module of layers the
+    model, what is done with its input before, and what it is given beside: the structure of a tensor."""
     found = []
     with apis.standin(name) as module, settings.override(optimize=how), MODES[mode]():
         torch.manual_seed(0)
-        model, before = make(module)
+        model, before, beside = make(module)
         model = model.to(device).train(mode == "training")
         for number in range(SCENES):
             x, other = apis.scene(module, name, number, device, 0.3 + 0.002 * number), torch.zeros(3, device=device)
             x = before(x)
-            framework, values = protocol.of(x), apis.values_of(model(x, other))
+            framework, values = protocol.of(x), apis.values_of(model(x, beside(other)))
             if mode == "training":
                 apis.loss_of(values).backward()
             found.append([*values, other, framework.features_of(x), framework.coordinates_of(x)])
         return found, graph_regions.summary()
+
+
+def _same(value):
+    return value
 
 
 def same(device, name, make, mode):
@@ -77,13 +82,14 @@ def same(device, name, make, mode):
 
 @pytest.mark.filterwarnings("ignore:.*outside of its grid")
 @pytest.mark.usefixtures("errors_survived")  # torch refuses to write to what `inference_mode` made
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("name", "mode"), [*(("spconv", mode) for mode in MODES), ("torchsparse", "no_grad"), ("minkowski", "training")]
+)
 @pytest.mark.parametrize("write", [features, moved, moved_back, beside], ids=lambda write: write.__name__)
-@pytest.mark.parametrize("name", apis.NAMES)
 def test_models_that_write_to_what_they_are_given(device, rules, name, write, mode):
     rules.hold(graphs_of(512, watched=True))
     rules.set(policy, LEAST_LAYERS=2)
-    make = lambda module: (Program(apis.network(module, name, device), write), lambda x: x)  # noqa: E731
+    make = lambda module: (Program(apis.network(module, name, device), write), _same, _same)  # noqa: E731
     whole = next(one for one in same(device, name, make, mode) if one.name == "Program")
     assert whole.hits == 0
 
@@ -97,7 +103,8 @@ class Part(nn.Module):
 
     def forward(self, x, other):
         nn.functional.silu(protocol.of(x).features_of(x), inplace=True)
-        other.add_(1)
+        other[0].add_(1)
+        other[1]["calls"].add_(1)
         y = self.layers(x)
         return {"out": y, "deep": y}
 
@@ -117,6 +124,6 @@ def test_a_part_behind_levels_that_writes_to_its_input(device, rules, name, mode
             with torch.no_grad(), settings.override(optimize="off"):
                 return stem(x)
 
-        return Part(layers), before
+        return Part(layers), before, lambda other: [other, {"calls": other[:1]}]
 
     assert all(one.hits == 0 for one in same(device, name, make, mode) if one.name == "Part")
