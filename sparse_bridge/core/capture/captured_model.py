@@ -32,6 +32,7 @@ from .calls.structures import (
     named,
     own_attributes,
     share_memory,
+    version_of,
 )
 from .comparison import ROUNDING, compare, compare_within_rounding
 from .graph_capture import preserved_statistics
@@ -67,7 +68,7 @@ class Captured:
         self.tensors: Tensors = call.tensors_of(call.x)
         self.owner, self.padded_input, self.features, self.box = owner, padded_input, features, box
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
-        known, versions = set[str](), [features._version]
+        known, versions = set[str](), [version_of(features)]
         with preserved_statistics(owner.model), contextlib.ExitStack() as stack:
             modes: list[Any] = []
 
@@ -82,7 +83,7 @@ class Captured:
                 root.adopt()
                 self.padded_x = self.tensors.over(call.x, features, root)
                 self.coords = self.tensors.coordinates_of(self.padded_x)
-                versions.append(self.coords._version)
+                versions.append(version_of(self.coords))
                 known.update(own_attributes(self.padded_x))
                 return self.padded_x
 
@@ -93,7 +94,7 @@ class Captured:
         given = self.tensors.features_of(self.padded_x), self.tensors.coordinates_of(self.padded_x)
         if given[0] is not features or given[1] is not self.coords:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
-        if [features._version, self.coords._version] != versions:
+        if [version_of(features), version_of(self.coords)] != versions:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
         if not own_attributes(self.padded_x) <= known:
             raise Refusal(Why.GRAPH_WRITES_INPUT)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .structures import Tensors
+from .structures import Tensors, version_of
 
 
 class _Level(NamedTuple):
@@ -41,21 +41,21 @@ class Results:
         features, coords = self.tensors.features_of(own), self.tensors.coordinates_of(own)
         assert features is not None
         level = self.tensors.apart(own, features.new_empty((len(coords), 0)))
-        self._levels.append(_Level(self.tensors.coordinates_of(captured), level, _version(coords)))
+        self._levels.append(_Level(self.tensors.coordinates_of(captured), level, version_of(coords)))
 
     def at(self, coords: torch.Tensor, unwritten: bool = False) -> Any:
         """A tensor over the level of the call whose coordinates are these in the capture, or None.  unwritten: and
         nobody has written to its coordinates."""
         for level in self._levels:
             if (level.captured.data_ptr(), level.captured.shape) == (coords.data_ptr(), coords.shape):
-                written = level.version != _version(self.tensors.coordinates_of(level.own))
+                written = level.version != version_of(self.tensors.coordinates_of(level.own))
                 return None if unwritten and written else level.own
         return None
 
     def recover(self, captured: Any) -> Any:
         """The tensor of the call that is like `captured`, with all its maps: the model computes once more, and is not
         replayed from now on. Raises RuntimeError where the input's coordinates were written to since the call."""
-        if self._levels[0].version != _version(self.tensors.coordinates_of(self._x)):
+        if self._levels[0].version != version_of(self.tensors.coordinates_of(self._x)):
             raise RuntimeError(
                 "kernel maps of a result of a replay are asked for, and the coordinates that the model was given have "
                 "been modified by an inplace operation; call it in `with sparse_bridge.eager():`, or give it a copy."
@@ -63,8 +63,3 @@ class Results:
         if id(captured) not in self._recovered:
             self._recovered[id(captured)] = self._compute_again(self._x, captured)
         return self._recovered[id(captured)]
-
-
-def _version(coords: torch.Tensor) -> int | None:
-    """How often it was written to; None where nobody counts."""
-    return None if coords.is_inference() else coords._version
