@@ -16,6 +16,7 @@ from ..conv.deferred import materialize
 from ..geometry.boxes import Box
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
+from ..maps.map_cache import version_of
 from ..maps.rows import Rows
 from ..prefetch.recording import boxes_of
 from . import padded
@@ -32,7 +33,6 @@ from .calls.structures import (
     named,
     own_attributes,
     share_memory,
-    version_of,
 )
 from .comparison import ROUNDING, compare, compare_within_rounding
 from .graph_capture import preserved_statistics

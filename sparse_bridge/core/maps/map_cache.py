@@ -57,7 +57,7 @@ class MapStore:
                 if built is None:
                     self.put(key, built := build())
                     if (exposed := shown(built)) is not None:
-                        self._shown[key] = exposed, _version_of(exposed)
+                        self._shown[key] = exposed, version_of(exposed)
         return built
 
     def coordinates(self, coords: torch.Tensor, box: Box) -> CoordinateMap:
@@ -94,14 +94,14 @@ class MapStore:
     def peek(self, key: Hashable) -> Any:
         """The map under `key` if there is one, and nobody wrote to what it shows, else None."""
         value = self._maps.get(key)
-        if self._shown and (exposed := self._shown.get(key)) and _version_of(exposed[0]) != exposed[1]:
+        if self._shown and (exposed := self._shown.get(key)) and version_of(exposed[0]) != exposed[1]:
             return None
         if value is not None and self._order is not None:
             self._order.wait()
         return value
 
 
-def _version_of(coords: torch.Tensor) -> int:
+def version_of(coords: torch.Tensor) -> int:
     """Changes with every change in place; 0 of inference tensors, of which users get copies."""
     return 0 if coords.is_inference() else coords._version
 

@@ -17,6 +17,7 @@ from sparse_bridge import hooks, log, policy, settings
 from sparse_bridge.core.capture import graph_capture, graphed_module, padded
 from sparse_bridge.core.capture.calls.observers import observer
 from sparse_bridge.core.capture.graphed_module import MISSING, GraphedModule
+from sparse_bridge.core.geometry.data_bounds import Root
 from sparse_bridge.refusals import Refusal, Why
 
 
@@ -103,7 +104,7 @@ class Graphs(GraphedModule):
     def call(self, rows, key="kind"):
         """One call with so many rows."""
         kind = self.kind_of(key)
-        root = SimpleNamespace(coords=range(rows), box=None)
+        root = Root(range(rows), None)
         self.events.append(rows)
         result = self.serve(kind, SimpleNamespace(device="cuda", tensors=None), Call(rows), root)
         with result.watch:

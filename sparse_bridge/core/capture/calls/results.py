@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .structures import Tensors, version_of
+from ...maps.map_cache import version_of
+from .structures import Tensors
 
 
 class _Level(NamedTuple):
@@ -16,7 +17,7 @@ class _Level(NamedTuple):
 
     captured: torch.Tensor
     own: Any
-    version: int | None
+    version: int
 
 
 class Results:

@@ -105,11 +105,6 @@ class Tensors(Protocol):
         """What the framework's layers look at besides their arguments, by value."""
 
 
-def version_of(tensor: torch.Tensor) -> int | None:
-    """How often a tensor was written to; None for one of inference mode, where nobody counts."""
-    return None if tensor.is_inference() else tensor._version
-
-
 def named(value: Any) -> str:
     """The class of an object in messages: programs have classes that are called like ours."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
