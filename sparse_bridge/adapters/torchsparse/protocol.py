@@ -94,7 +94,7 @@ class _Torchsparse(TensorProtocol):
             caches.kmaps = LateMaps(caches.kmaps)
         late, made = caches.kmaps, caches_of(captured).kmaps
         there = late.late_keys().union(present(late))  # of another output, or a comparison
-        keys = tuple([key for key in made if any(step != 1 for step in key[2]) and key not in there])
+        keys = tuple([key for key in made if _kept(key, made[key]) and key not in there])
         if keys:
             make = functools.cache(functools.partial(_made_again, made, captured, results))
             late.add(LateSource(keys, frozenset(keys), make))
@@ -109,6 +109,14 @@ class _Torchsparse(TensorProtocol):
         return profile, options.resolve(profile, None), tf32
 
 
+def _kept(key: Any, entry: Any) -> bool:
+    """Whether layers behind a model look for what one inside has made: a map to go back by, or a map that comes with
+    the range of the first layer that has made it."""
+    record = record_of(entry)
+    shrinks = record is not None and record.in_range is not None and record.out_range != record.in_range[:4]
+    return shrinks or any(step != 1 for step in key[2])
+
+
 def _made_again(maps: Any, captured: Any, results: Results, key: Any) -> Any:
     """The entry of `key` as its layer makes it over a result; else by all layers."""
     record = record_of(maps[key])
@@ -116,7 +124,7 @@ def _made_again(maps: Any, captured: Any, results: Results, key: Any) -> Any:
     if x is None:
         return caches_of(results.recover(captured)).kmaps[key]
     assert record is not None and record.again is not None
-    made, y = record.again(x.coords, range_of(x)), results.at(record.out_coords)
+    made, y = record.again(x.coords, record.in_range), results.at(record.out_coords)
     return entry_of(made if y is None else dataclasses.replace(made, out_coords=y.coords), _profile())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...errors import SparseBridgeError
 from ...kernels.runtime import target as targets
 from ...refusals import Refusal, Why
 from ..device.device_support import kernel_target
@@ -48,6 +49,7 @@ class CapturedMaps:
         self.padded_input, self.box, self.steps, self.target = padded_input, box, steps, target
         self.exact, self.memory = exact, memory
         self.makes_levels = any(step.makes for step in steps)
+        self._relative = all(step.relative for step in steps)
         self._nonnegative = [step.level for step in steps if step.request.nonnegative]
         from ...kernels.maps import pair_batch, tile_batch
 
@@ -122,7 +124,12 @@ class CapturedMaps:
 
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""
-        boxes = self._boxes(box)
+        if not self._relative:  # whatever agreed in smaller boxes ends where this one does
+            return box is self.box
+        try:
+            boxes = self._boxes(box)
+        except SparseBridgeError:  # a layer would make an empty grid, and says so if it is called
+            return False
         held = all(level in boxes and min(boxes[level].lo[1:]) >= 0 for level in self._nonnegative)
         return held and (box is self.box or self.layouts.serves(boxes))
 

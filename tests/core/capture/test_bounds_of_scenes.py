@@ -10,6 +10,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core.capture import graph_regions
+from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud, features
 
 from .graph_sizes import graphs_of
@@ -158,3 +159,81 @@ def test_the_reason_of_a_part_that_goes_back(device, rules):
             coords = cloud((9, 8, 7), 2, share=0.3, seed=seed, device=device)
             model(first(ts.SparseTensor(features(len(coords), 4, device=device), coords)))
         assert "GRAPH_HAS_MAPS" in graph_regions.summary()[0].reason
+
+
+@pytest.mark.usefixtures("errors_survived")
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+def test_the_range_behind_a_layer_that_shares_a_map(device, rules, trains):
+    """In torchsparse 2.1 a second layer of a kernel size has the first one's range."""
+    rules.hold(graphs_of(512))
+    grad = torch.set_grad_enabled(trains)
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"), grad:
+        import torchsparse as ts
+
+        conv = ts.nn.Conv3d
+        model, plain = pair([conv(4, 4, 3), conv(4, 4, 2)], device, trains)
+        behind = nn.Sequential(conv(4, 4, 2), conv(4, 4, 2, stride=2)).to(device)
+        for seed in range(8):
+            coords = cloud((9, 8, 7), 2, share=0.3, seed=seed, device=device)
+            values, made = features(len(coords), 4, device=device), []
+            for one in (model, plain):
+                made.append(behind(one(ts.SparseTensor(values, coords.clone(), 1, (2, 9, 8, 7)))))
+                if trains:
+                    made[-1].F.sum().backward()
+            assert made[0].spatial_range == made[1].spatial_range
+            same(*made)
+        assert graph_regions.summary()[0].hits > 3
+
+
+@pytest.mark.parametrize("kind", ["strided", "generative"])
+def test_a_range_given_behind_a_level(device, rules, kind):
+    """A range and the box of the data together decide where outputs end. Such a graph is of one box."""
+    rules.hold(graphs_of(512))
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"), torch.no_grad():
+        import torchsparse as ts
+
+        conv, config = ts.nn.Conv3d, ts.nn.functional.conv_config.get_default_conv_config()
+        config.kmap_mode = "hashmap"
+        generative = {"stride": 2, "transposed": True, "generative": True, "config": config}
+        middle = conv(4, 4, 3, stride=2) if kind == "strided" else conv(4, 4, 2, **generative)
+        model, plain = pair([conv(4, 4, 3), conv(4, 4, 3), middle, conv(4, 4, 3)], device)
+        first = conv(4, 4, 2, stride=2).to(device)
+        for seed, high in enumerate([13, 13, 13, 13, 13, 12, 10, 8, 9, 11, 9, 7, 10, 12, 40]):
+            corners = torch.tensor([[0, 0, 0, 0], [0, high - 1, high - 1, high - 1]], dtype=torch.int32, device=device)
+            coords, made = torch.cat([sparse_rows(seed, device, high=high), corners]).unique(dim=0), []
+            for one in (model, plain):
+                x = first(ts.SparseTensor(features(len(coords), 4, device=device), coords.clone()))
+                x.spatial_range = (1, 30, 30, 30)
+                made.append(one(x))
+            same(*made)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_grid_that_a_layer_leaves_nothing_of(device, rules, skips):
+    """It is the layer that says so, if the program calls it."""
+    rules.hold(graphs_of(512, watched=True))
+
+    class Net(nn.Module):
+        def __init__(self, sp):
+            super().__init__()
+            self.first, self.down = sp.SubMConv3d(4, 8, 3), sp.SparseConv3d(8, 8, 3, 2)
+            self.last = nn.Sequential(sp.SubMConv3d(8, 8, 3), sp.SubMConv3d(8, 4, 3))
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.last(x if skips and min(x.spatial_shape) < 3 else self.down(x))
+
+    with spconv_apis.standin() as sp, torch.no_grad():
+        model, plain = pair([Net(sp)], device)
+        for seed, shape in enumerate([*((8 + i % 3, 8, 9) for i in range(8)), (2, 8, 9)]):
+            coords, made = cloud((2, 8, 9), 2, share=0.2, seed=seed, device=device), []
+            for one in (model, plain):
+                x = sp.SparseConvTensor(features(len(coords), 4, device=device), coords.clone(), list(shape), 2)
+                try:
+                    made.append(one(x).features)
+                except RuntimeError as error:
+                    made.append(str(error))
+            if isinstance(made[0], str):
+                assert made[0] == made[1] and shape[0] == 2 and not skips
+            else:
+                torch.testing.assert_close(*made, rtol=1e-3, atol=1e-4)
