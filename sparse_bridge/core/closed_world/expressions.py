@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ...refusals import Why
 from .tags import (
     COUNTS,
+    GRID,
     HOLDS,
     NONE,
     OLD,
@@ -182,6 +183,8 @@ class Expressions:
             return STATE
         if chain[-1] in ("shape", "nbytes"):
             return NONE if base & OLD else SHAPE if chain[-1] == "shape" else ROWS
+        if chain[-1] in GRID and not base & OLD:
+            return ROWS
         return STATE if base & STATE else NONE
 
     def _of_Subscript(self, node: ast.Subscript) -> Tag:

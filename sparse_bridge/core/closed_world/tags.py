@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 class Tag(enum.IntFlag):
     """OLD: it may have been there before the call.  HOLDS: what lies in it may.  ROWS: a number that
-    follows from how many rows there are.  SHAPE: a shape, whose first number is one."""
+    follows from how many rows there are, or from their grid.  SHAPE: a shape, whose first number is one."""
 
     NONE = 0
     OLD = 1
@@ -24,6 +24,8 @@ class Tag(enum.IntFlag):
 NONE, OLD, HOLDS, ROWS, SHAPE = Tag.NONE, Tag.OLD, Tag.HOLDS, Tag.ROWS, Tag.SHAPE
 STATE = OLD | HOLDS
 COUNTS = ROWS | SHAPE
+# Attributes of sparse tensors that change from scene to scene with the grid, and batch items.
+GRID = {"spatial_shape", "spatial_size", "spatial_range", "batch_size"}
 _ITERATORS = {"modules", "children", "parameters", "buffers"}
 _LOOKUP = re.compile(r"\{[^}:!]*\.")
 

@@ -237,3 +237,41 @@ def test_a_grid_that_a_layer_leaves_nothing_of(device, rules, skips):
                 assert made[0] == made[1] and shape[0] == 2 and not skips
             else:
                 torch.testing.assert_close(*made, rtol=1e-3, atol=1e-4)
+
+
+READS = {
+    "height": lambda x: x.features * 2 if x.spatial_shape[0] > 40 else x.features,
+    "levels": lambda x: x.features * (1 + x.spatial_shape[1] // 32),
+    "items": lambda x: x.features * 2 if x.batch_size > 4 else x.features,
+    "per item": lambda x: x.features * sum((x.indices[:, :1] == n) * (n + 1.0) for n in range(x.batch_size)),
+    "handed on": lambda x: x.features + 0 * len(x.spatial_shape) + x.replace_feature(x.features).batch_size * 0,
+}
+
+
+class Reads(nn.Module):
+    """Looks at the grid, or the number of batch items."""
+
+    def __init__(self, sp, read):
+        super().__init__()
+        self.first, self.read = sp.SubMConv3d(4, 8, 3), read
+        self.last = nn.Sequential(sp.SubMConv3d(8, 8, 3), sp.SubMConv3d(8, 8, 3), sp.SubMConv3d(8, 4, 3))
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(x.replace_feature(self.read(x)))
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_a_program_decides_by_its_grid(device, rules, name):
+    """It may have decided the same for all grids so far."""
+    rules.hold(graphs_of(512, watched=True))
+    with spconv_apis.standin() as sp, torch.no_grad():
+        model, plain = pair([Reads(sp, READS[name])], device)
+        scenes = [((6 + i % 3, 6 + i % 2, 7), 3 - (i > 4) * (i % 3)) for i in range(16)]
+        for seed, (shape, items) in enumerate([*scenes, ((41, 40, 7), 6)]):
+            coords = cloud((6, 6, 7), items, share=0.1, seed=seed, device=device)
+            values, made = features(len(coords), 4, device=device), []
+            for one in (model, plain):
+                made.append(one(sp.SparseConvTensor(values, coords.clone(), list(shape), items)).features)
+            torch.testing.assert_close(*made, rtol=1e-3, atol=1e-4)
+        assert (graph_regions.summary()[0].hits > 3) == (name == "handed on")
