@@ -205,6 +205,7 @@ class PaddedBuilder(BatchedBuilder):
 
 
 TRIAL_FILL = 3.0  # behind the last row, see `fill_behind`: finite, and not what features are there
+LARGE_FILL = 3000.0  # the same in inference, for programs that count what is large; fp16 has it
 _local = threading.local()
 
 

@@ -39,7 +39,7 @@ from .captured_model import Captured
 from .graph_capture import captured_from
 from .graph_key import GraphKey, addresses
 from .graphed_module import GraphedModule
-from .padded import TRIAL_FILL
+from .padded import LARGE_FILL
 
 
 class _Graph:
@@ -211,8 +211,8 @@ class Replayer(GraphedModule):
                 rounded = captured_model.rounds_by_rows(call, root, rows, out, functools.partial(_exactly, work))
                 del captured_model
                 padded_input.refuse_mixed()
-                padded_input.padding_value = TRIAL_FILL  # some operators leave out NaN
-                fill_behind(features, own.shape[0], TRIAL_FILL)
+                padded_input.padding_value = LARGE_FILL  # some operators leave out NaN
+                fill_behind(features, own.shape[0], LARGE_FILL)
                 captured_model = work([written, IndexChecks(padded_input.capacities, weights)])
                 written.verify()
                 captured_model.rounded = rounded

@@ -114,6 +114,10 @@ def rows_of_places(self, x, f, coords):
     return f + coords.t()[1:, :100].shape[1]
 
 
+def large_ones(self, x, f, coords):
+    return f * (1 + (f.abs() > 100).sum(0))
+
+
 def whole(self, x, f, coords):
     """All rows, and parts of each."""
     f = torch.cat(f[: len(f)].split(len(f)))[:].view(-1).view(-1, 2, 2).flatten(1)
@@ -130,6 +134,7 @@ REFUSED = {
     picked_or_not: Why.GRAPH_INDEX,
     gathered: Why.GRAPH_INDEX,
     shares: Why.GRAPH_INDEX,
+    large_ones: Why.GRAPH_OTHER_BITS,
     first_rows: Why.GRAPH_SLICE,
     one_row: Why.GRAPH_SLICE,
     pairs_of_rows: Why.GRAPH_SLICE,
