@@ -93,9 +93,8 @@ def test_a_model_that_reads_tensors_is_open(framework, name, train):
 
 def test_a_model_that_computes_a_grid_of_its_own_is_open():
     """LION rounds `x.spatial_shape` up for a coarser tensor. Its part for the view from above has no such layer."""
-    with _model("spconv", "lion") as (subject, network):
-        with pytest.raises(Refusal, match="GRAPH_CHOOSES_BY_ROWS"):
-            _watched(subject, network).guards()
+    with _model("spconv", "lion") as (subject, network), pytest.raises(Refusal, match="GRAPH_CHOOSES_BY_ROWS"):
+        _watched(subject, network).guards()
 
 
 def _unet(framework):
