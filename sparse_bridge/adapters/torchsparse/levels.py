@@ -115,9 +115,12 @@ def strided_level(
         scale, x, store = units
         sites = small
     else:
+        padded = x.rows.host is None
+        if padded and small is not None:  # a level whose bounds are on the device alone
+            raise Refusal(Why.GRAPH_NEGATIVE)
         bounds = None if x.unbounded and not sites.truncate else get_bounds()
         if bounds is not None and truncated(sites, bounds):
-            if x.rows.host is None:
+            if padded:
                 raise Refusal(Why.GRAPH_NEGATIVE)
             rows = cell_rows(sites, x.coords if x.alive is None else x.coords[x.alive >= 0])
             cmap = map_builder.distinct(rows, core_box(truncated_bounds(bounds)))

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import sparse_bridge
-from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.capture import graph_regions, padded
+from sparse_bridge.core.geometry.data_bounds import DataBounds
 from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud, features
 
@@ -87,9 +88,17 @@ def test_a_strided_level_that_leaves_its_range(device, rules, size):
 
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("deep", [False, True])
-def test_cells_below_zero(device, rules, deep, trains):
-    """torchsparse 2.0 rounds negative cells towards zero, which the kernels of a graph do not."""
+def test_cells_below_zero(device, rules, monkeypatch, deep, trains):
+    """torchsparse 2.0 rounds negative cells towards zero, which the kernels of a graph do not. No capture waits for the
+    bounds of a level."""
     rules.hold(graphs_of(512))
+    learn = DataBounds.learn
+
+    def learnt(bounds, values):
+        assert padded.current() is None
+        return learn(bounds, values)
+
+    monkeypatch.setattr(DataBounds, "learn", learnt)
     grad = torch.set_grad_enabled(trains)
     with sparse_bridge.enable("torchsparse", mode="standin", profile="2.0"), grad:
         import torchsparse as ts
