@@ -124,14 +124,14 @@ class CapturedMaps:
 
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""
-        if not self._relative:  # whatever agreed in smaller boxes ends where this one does
+        if box is self.box or not self._relative:  # whatever agreed in smaller boxes ends where this one does
             return box is self.box
         try:
             boxes = self._boxes(box)
         except SparseBridgeError:  # a layer would make an empty grid, and says so if it is called
             return False
         held = all(level in boxes and min(boxes[level].lo[1:]) >= 0 for level in self._nonnegative)
-        return held and (box is self.box or self.layouts.serves(boxes))
+        return held and self.layouts.serves(boxes)
 
     def _boxes(self, box: Box) -> dict[int, Box]:
         """Of all levels over inputs in `box`."""

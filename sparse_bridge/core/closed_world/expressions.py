@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ...refusals import Why
 from .tags import (
+    CELLS,
     COUNTS,
     GRID,
     HOLDS,
@@ -184,7 +185,7 @@ class Expressions:
         if chain[-1] in ("shape", "nbytes"):
             return NONE if base & OLD else SHAPE if chain[-1] == "shape" else ROWS
         if chain[-1] in GRID and not base & OLD:
-            return ROWS
+            return ROWS | CELLS
         return STATE if base & STATE else NONE
 
     def _of_Subscript(self, node: ast.Subscript) -> Tag:

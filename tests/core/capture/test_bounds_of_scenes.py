@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -268,6 +269,24 @@ class Reads(nn.Module):
     def forward(self, x):
         x = self.first(x)
         return self.last(x.replace_feature(self.read(x)))
+
+
+def test_a_check_of_the_grid(device, rules):
+    """A capture limits how many rows there are, and no grid."""
+
+    def checked(x):
+        if x.batch_size > 4 or max(x.spatial_shape) > 40:
+            raise ValueError("too large")
+        return x.features
+
+    rules.hold(graphs_of(512, watched=True))
+    with spconv_apis.standin() as sp, torch.no_grad():
+        model, _ = pair([Reads(sp, checked)], device)
+        for seed, items in enumerate([2, 3, 2, 1, 3, 2, 3, 2, 6]):
+            coords = cloud((6, 6, 7), items, share=0.1, seed=seed, device=device)
+            values = features(len(coords), 4, device=device)
+            with contextlib.nullcontext() if items < 5 else pytest.raises(ValueError, match="too large"):
+                model(sp.SparseConvTensor(values, coords, [6, 6, 7], items))
 
 
 @pytest.mark.parametrize("name", READS)
