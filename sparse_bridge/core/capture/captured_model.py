@@ -11,6 +11,7 @@ import torch
 
 from ...kernels.runtime.uploads import uploads_refused
 from ...refusals import Refusal, Why
+from ..closed_world.guards import Guards
 from ..conv.convolution import autocast_dtype
 from ..conv.deferred import materialize
 from ..geometry.boxes import Box
@@ -100,6 +101,11 @@ class Captured:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
         for name in own_attributes(call.x) - known:
             raise Refusal(Why.GRAPH_ATTRIBUTE, name, named(call.x), named(getattr(call.x, name)))
+
+    def follows_box(self, root: Root, guards: Guards | None) -> bool:
+        """Whether what is computed may follow from the box that the program gave its input. guards: of the model."""
+        asks = guards is None or guards.reads_grid
+        return bool(self.padded_input.grids) or (self.spec.numbers and asks and isinstance(root.bounds, Box))
 
     def differing_columns(self, root: Root) -> set[int]:
         """Columns of the box in which an input differs from the one of the capture; ROWS as well, where

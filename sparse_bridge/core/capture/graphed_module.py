@@ -32,7 +32,6 @@ from .graph_capture import GraphMemory, check_room, empty_cache, free_beside, in
 from .graph_key import GraphKey, assert_on_one_rank, key_of, root_of
 from .layer_requests import requests_of_layers
 from .model_graphs import ModelGraphs, served
-from .padded import PaddedInput
 
 _OTHER_INPUTS = Why.GRAPH_HAS_MAPS, Why.GRAPH_COORDINATES
 
@@ -343,8 +342,8 @@ class GraphedModule(ModelGraphs):
             del refusal  # it may be the error, which keeps this frame
         empty_cache()  # what was captured lies in a pool of its own, where nothing else could use it
 
-    def needs_more_guards(self, padded_input: PaddedInput, n_reads: int) -> bool:
-        """Whether a trial has read more than `n_reads` entries of dictionaries, or depends on the box:
+    def needs_more_guards(self, n_reads: int, follows_box: bool) -> bool:
+        """Whether a trial has read more than `n_reads` entries of dictionaries, or follows the box:
         calls must be told apart by more before a graph is captured."""
-        by_box, self.by_box = self.by_box, self.by_box or bool(padded_input.grids)
+        by_box, self.by_box = self.by_box, self.by_box or follows_box
         return len(self.reads) > n_reads or self.by_box > by_box

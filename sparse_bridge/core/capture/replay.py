@@ -206,7 +206,7 @@ class Replayer(GraphedModule):
                 written = WrittenBuffers(self.model, call.buffers)
                 captured_model = work([written, reads])
                 written.verify()
-                if self.needs_more_guards(padded_input, n_reads):
+                if self.needs_more_guards(n_reads, captured_model.follows_box(root, kind.guards)):
                     return None
                 rounded = captured_model.rounds_by_rows(call, root, rows, out, functools.partial(_exactly, work))
                 del captured_model

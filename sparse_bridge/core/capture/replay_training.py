@@ -163,7 +163,7 @@ class TrainingReplayer(GraphedModule):
                 if kind.trial is None:
                     copy = PaddedModel(self, call, root.coords, root.box)
                     captured_model = copy.verify(maps.padded_input, rows, out)
-                    if self.needs_more_guards(maps.padded_input, n_reads):
+                    if self.needs_more_guards(n_reads, captured_model.follows_box(root, kind.guards)):
                         return None
                     exactly = functools.partial(copy.exactly, maps.padded_input)
                     rounded = captured_model.rounds_by_rows(call, root, rows, out, exactly)

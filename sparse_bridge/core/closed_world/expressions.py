@@ -279,8 +279,8 @@ class Expressions:
                 self.any_attribute = True
             if name in ("setattr", "delattr") and first & OLD:
                 self.problem(Why.GRAPH_WRITES_STATE, text_of(node.args[0]), node)
-            if name == "getattr" and attribute == "shape":
-                return NONE if first & OLD else SHAPE
+            if name == "getattr" and not first & OLD and (attribute == "shape" or attribute in GRID):
+                return SHAPE if attribute == "shape" else ROWS | CELLS
             return element_of(first) & STATE
         if name in ("vars", "dir"):
             return first & STATE

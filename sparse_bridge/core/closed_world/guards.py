@@ -40,9 +40,12 @@ Absent = tuple[Any, set[str], str]
 class Guards:
     """The values that a call read."""
 
-    def __init__(self, entries: list[Entry], layers: list[Entry], absent: list[Absent], equal: list[Entry]) -> None:
+    def __init__(
+        self, entries: list[Entry], layers: list[Entry], absent: list[Absent], equal: list[Entry], reads_grid: bool
+    ) -> None:
         """layers: values of torch's and frameworks' own, for which `True` is as good as 1.  equal: new objects
-        every time, compared by value."""
+        every time, compared by value.  reads_grid: the program may ask a sparse tensor for its grid or batch items."""
+        self.reads_grid = reads_grid
         self._equal, self._absent = equal, [one for one in absent if one[1] or isinstance(one[1], Known)]
         self._entries, self._layers = entries, layers
         self._set()

@@ -29,6 +29,7 @@ from .objects import (
     operators_of,
 )
 from .origins import Origin
+from .tags import GRID
 
 _SMALL = 64  # numbers in an array
 _CODE = (types.FunctionType, type, types.ModuleType, property, staticmethod, classmethod, functools.partialmethod)
@@ -84,7 +85,8 @@ class State:
             values, labels = tuple(v for v, _ in keys.values()), tuple(label for _, label in keys.values())
             entry = Entry(guards.itemgetter(names), box, guards.doubled(names, values), guards.doubled(names, labels))
             (layers if of_layer else entries).append(entry)
-        return Guards(entries, layers, [*self._absent.values(), *self._complete.values()], self._equal)
+        absent, grid = [*self._absent.values(), *self._complete.values()], not GRID.isdisjoint(self.attributes)
+        return Guards(entries, layers, absent, self._equal, grid or self.any_attribute)
 
     def key(self, box: Any, key: Any, label: str, layer: bool = False) -> Any:
         """Guard an entry of a dictionary, and return it. layer: of torch or a framework."""

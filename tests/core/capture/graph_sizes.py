@@ -15,6 +15,8 @@ from tests.rules import ruled
 class _Trusted:
     """A model that is taken for closed, whatever it does."""
 
+    reads_grid = False
+
     def __init__(self, model: Any, tensors: Any) -> None:
         pass
 

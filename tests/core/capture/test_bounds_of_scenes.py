@@ -253,6 +253,7 @@ READS = {
     "height": lambda x: x.features * 2 if x.spatial_shape[0] > 40 else x.features,
     "levels": lambda x: x.features * (1 + x.spatial_shape[1] // 32),
     "items": lambda x: x.features * 2 if x.batch_size > 4 else x.features,
+    "by name": lambda x: x.features * 2 if getattr(x, "batch_size", 1) > 4 else x.features,
     "per item": lambda x: x.features * sum((x.indices[:, :1] == n) * (n + 1.0) for n in range(x.batch_size)),
     "handed on": lambda x: x.features + 0 * len(x.spatial_shape) + x.replace_feature(x.features).batch_size * 0,
 }
@@ -303,3 +304,38 @@ def test_what_a_program_decides_by_its_grid(device, rules, name):
                 made.append(one(sp.SparseConvTensor(values, coords.clone(), list(shape), items)).features)
             torch.testing.assert_close(*made, rtol=1e-3, atol=1e-4)
         assert (graph_regions.summary()[0].hits > 3) == (name == "handed on")
+
+
+RETURNS = {
+    "number": lambda x: min(x.spatial_shape),
+    "text": lambda x: f"{min(x.spatial_shape)} cells or more",
+    "by name": lambda x: max(4, getattr(x, "batch_size", 1)),
+    "constant": lambda x: 8,
+}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", RETURNS)
+def test_numbers_beside_the_result(device, rules, name, trains):
+    """Those that follow from the grid have been the same so far."""
+
+    class Returns(Reads):
+        def forward(self, x):
+            return super().forward(x), RETURNS[name](x)
+
+    rules.hold(graphs_of(512, watched=True))
+    with spconv_apis.standin() as sp, torch.set_grad_enabled(trains):
+        model, plain = pair([Returns(sp, lambda x: x.features)], device, trains)
+        scenes = [((6, 6 + i % 3, 7), 2 + i % 3) for i in range(16)]
+        for seed, (shape, items) in enumerate([*scenes, ((6, 5, 7), 6)]):
+            coords = cloud((6, 5, 7), items, share=0.2, seed=seed, device=device)
+            values, made = features(len(coords), 4, device=device), []
+            for one in (model, plain):
+                y, number = one(sp.SparseConvTensor(values, coords.clone(), list(shape), items))
+                made.append((y.features.detach(), number))
+                if trains:
+                    y.features.sum().backward()
+            torch.testing.assert_close(made[0][0], made[1][0], rtol=1e-3, atol=1e-4)
+            assert made[0][1] == made[1][1]
+        if name == "constant":
+            assert sum(part.hits for part in graph_regions.summary()) > 3

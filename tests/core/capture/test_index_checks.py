@@ -64,6 +64,10 @@ WHOLE = {
     "unbind": lambda x: x.unbind(1),
     "view": lambda x: x.view(-1, 2, 2).flatten(1).view(2 * len(x), 2).view(1, -1, 4),
     "unfold": lambda x: x.unfold(1, 2, 1),
+    "any": lambda x: (x > 0).any(1),
+    "all of each": lambda x: (x > 0)[None].all(dim=-1),
+    "sum": lambda x: [(x > 0).sum(1), x.sum(0), x.amax()],
+    "count_nonzero": lambda x: x.count_nonzero(1),
 }
 PARTS = {
     "slice": lambda x: x[:3],
@@ -86,6 +90,15 @@ PARTS = {
     "unflatten": lambda x: x.unflatten(0, (-1, 2)),
     "unfold": lambda x: x.unfold(0, 2, 1),
 }
+COMPARED = {
+    "any": lambda x: (x > 0).any(0),
+    "any at all": lambda x: (x > 0).any(),
+    "all": lambda x: (x > 0)[None].all(dim=-2),
+    "all axes": lambda x: (x > 0).all(dim=(0, 1)),
+    "sum": lambda x: (x > 0).sum(),
+    "largest": lambda x: (x > 0).amax(0),
+    "count_nonzero": lambda x: x.count_nonzero(),
+}
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -98,3 +111,14 @@ def test_parts_of_rows(name):
             PARTS[name](x)
     with IndexChecks({0: 7}, []):
         PARTS[name](x)
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_what_holds_for_all_rows(name):
+    x = torch.zeros(12, 4)
+    with IndexChecks({0: 100, 1: 12}, []):
+        WHOLE.get(name, WHOLE["all"])(x)
+        with pytest.raises(Refusal, match="GRAPH_SLICE"):
+            COMPARED[name](x)
+    with IndexChecks({0: 7}, []):
+        COMPARED[name](x)

@@ -115,7 +115,19 @@ def rows_of_places(self, x, f, coords):
 
 
 def large_ones(self, x, f, coords):
-    return f * (1 + (f.abs() > 100).sum(0))
+    return f * (1 + (f.abs() > 100).float().sum(0))
+
+
+def any_large(self, x, f, coords):
+    return f + (f > -100).any(0)
+
+
+def all_large(self, x, f, coords):
+    return f + (f > 100).all(0, keepdim=True)
+
+
+def number_of_small(self, x, f, coords):
+    return f / 1000 + (f < -1000).sum(0)
 
 
 def whole(self, x, f, coords):
@@ -140,6 +152,9 @@ REFUSED = {
     pairs_of_rows: Why.GRAPH_SLICE,
     parts_of_rows: Why.GRAPH_SLICE,
     rows_of_places: Why.GRAPH_SLICE,
+    any_large: Why.GRAPH_SLICE,
+    all_large: Why.GRAPH_SLICE,
+    number_of_small: Why.GRAPH_SLICE,
 }
 REPLAYED = [counted, by_coordinates, by_clamped, whole]
 
@@ -179,7 +194,7 @@ def test_programs_that_trials_refuse(stream, do):
     assert part.hits == 0 and REFUSED[do].name in part.reason
 
 
-@pytest.mark.parametrize("do", [first_rows, pairs_of_rows], ids=lambda do: do.__name__)
+@pytest.mark.parametrize("do", [first_rows, pairs_of_rows, any_large, number_of_small], ids=lambda do: do.__name__)
 def test_programs_that_trials_of_steps_refuse(stream, do):
     part = stream("spconv", do, trains=True)
     assert part.hits == 0 and REFUSED[do].name in part.reason

@@ -1,5 +1,5 @@
 """Operators of torch that take rows by their numbers, or put several together: another scene may have fewer rows, or
-more, or an odd number of them."""
+more, or an odd number of them, and a comparison of rows that do not exist need not show in the trial's values."""
 
 from __future__ import annotations
 
@@ -47,6 +47,16 @@ def _is_ours(frame: FrameType | None) -> bool:
     return outermost not in _HANDS_ON
 
 
+def _answers_for_all(given: _Given, axis: int, rows: int) -> bool:
+    dim = given.get("dim")
+    dims = [dim] if isinstance(dim, int) else dim
+    return not dims or axis in {one % given["self"].ndim for one in dims}
+
+
+def _counts(given: _Given, axis: int, rows: int) -> bool:
+    return given["self"].dtype == torch.bool and _answers_for_all(given, axis, rows)
+
+
 def _along(given: _Given, axis: int) -> bool:
     own, dim = given["self"], given.get("dim", given.get("dimension"))
     return (0 if dim is None else dim % own.ndim) == axis
@@ -78,5 +88,7 @@ _TAKE_PART: dict[str, Callable[[_Given, int, int], bool]] = {
     **dict.fromkeys(("aten::slice", "aten::narrow_copy"), _slices),
     **dict.fromkeys(("aten::select", "aten::unbind", "aten::unfold"), lambda given, axis, _: _along(given, axis)),
     **dict.fromkeys(("aten::split", "aten::split_with_sizes", "aten::unsafe_split"), _splits),
+    **dict.fromkeys(("aten::any", "aten::all", "aten::count_nonzero"), _answers_for_all),
+    **dict.fromkeys([f"aten::{name}" for name in ("sum", "prod", "max", "min", "amax", "amin")], _counts),
     **dict.fromkeys(("aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::as_strided"), _groups),
 }

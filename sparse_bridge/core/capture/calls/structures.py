@@ -215,8 +215,9 @@ def map_structure(
 
 
 def has_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
-    """Whether there are numbers in a value, outside of tensors and of what stands for others."""
-    if isinstance(value, (int, float)):
+    """Whether there are numbers in a value, or text that may hold some, outside of tensors and of what stands for
+    others."""
+    if isinstance(value, (int, float, str)):
         return not isinstance(value, bool)
     if isinstance(value, torch.Tensor) or is_tensor(value):
         return False
