@@ -75,6 +75,11 @@ class Why(enum.Enum):
         "it is given no rows, or other numbers of features and coordinates",
         "hand over a row of each per site",
     )
+    GRAPH_DUPLICATES = (
+        "two of its rows have the same coordinates, or one lies outside of its grid",
+        "merge such rows, or leave them out, in front of the model",
+        _UNDECIDED,
+    )
     # Where, and how it is called.
     GRAPH_DEVICE = "its features are not on a GPU", "move model and input to a GPU"
     GRAPH_MEMORY = (

@@ -146,7 +146,7 @@ class CapturedMaps:
         bounds: of them, which must be served; None: those at capture. Where maps are `exact`,
         bounds that are still to be learnt: whether they are served turns out in `rows`.
         """
-        n_rows = coords.shape[0]
+        n_rows, self.padded_input.irregular = coords.shape[0], False
         self.event.synchronize()  # what was written for the last input has been read
         if self.ends is None:
             box = self.box if bounds is None else Root(coords, bounds).box
@@ -187,7 +187,7 @@ def maps_like(
     root: Root, recording: Recording, capacity: int, memory: GraphMemory
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
     """(captured maps, built for `root`, with memory for `capacity` rows; the rows of its levels); None
-    where this input is not like the recorded one."""
+    where this input is not like the recorded one. Raises Refusal where its rows are equal, or lie outside."""
     root = root.for_steps(any(step.makes for step in recording.steps))
     coords, box = root.coords, root.box
     target = kernel_target(coords.device)
@@ -199,6 +199,8 @@ def maps_like(
     maps = CapturedMaps(padded_input, box, target, steps, memory, n_rows, exact)
     maps.start(coords)
     rows = maps.rows(n_rows)
+    if padded_input.irregular:
+        raise Refusal(Why.GRAPH_DUPLICATES)
     if rows is None:
         return None
     padded_input.estimates = rows

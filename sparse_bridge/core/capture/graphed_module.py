@@ -141,6 +141,10 @@ class GraphedModule(ModelGraphs):
                 self._out_of_memory()
                 return ReplayResult(MISSING)
             if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
+                if graph.maps.padded_input.irregular:  # nor could another graph
+                    self.decline(Why.GRAPH_DUPLICATES)
+                    self.computed()
+                    return ReplayResult(MISSING)
                 continue
             self.hits += 1
             self.latest, kind.served = kind, self.hits
@@ -159,8 +163,7 @@ class GraphedModule(ModelGraphs):
             self.decline(Why.GRAPH_CHANGED, kind.guards.changed())
             kind.forget_trial()
             return []
-        n_rows = len(root.coords)
-        graphs = [] if kind.smaller_due(n_rows) else kind.serving(n_rows)
+        graphs = [] if kind.smaller_due(len(root.coords)) else kind.serving(len(root.coords))
         return [graph for graph in graphs if graph.maps.serves(root.box)]
 
     def _warm_up(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
@@ -170,8 +173,7 @@ class GraphedModule(ModelGraphs):
             self.leave_room()
         kind.most_rows = max(kind.most_rows, len(root.coords))
         self.check_kinds(kind)
-        due = kind.attempts.due()
-        if not due or self.given_up() is not None:
+        if not kind.attempts.due() or self.given_up() is not None:
             return ReplayResult(MISSING)
         self.look_for_modules()
         try:
@@ -343,7 +345,6 @@ class GraphedModule(ModelGraphs):
         empty_cache()  # what was captured lies in a pool of its own, where nothing else could use it
 
     def needs_more_guards(self, n_reads: int, follows_box: bool) -> bool:
-        """Whether a trial has read more than `n_reads` entries of dictionaries, or follows the box:
-        calls must be told apart by more before a graph is captured."""
+        """Whether calls must be told apart by more: a trial read more than `n_reads` entries, or follows the box."""
         by_box, self.by_box = self.by_box, self.by_box or follows_box
         return len(self.reads) > n_reads or self.by_box > by_box
