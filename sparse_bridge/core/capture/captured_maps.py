@@ -124,14 +124,17 @@ class CapturedMaps:
 
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""
+        self.padded_input.refusal = None
         if box is self.box or not self._relative:  # whatever agreed in smaller boxes ends where this one does
             return box is self.box
         try:
             boxes = self._boxes(box)
         except SparseBridgeError:  # a layer would make an empty grid, and says so if it is called
             return False
-        held = all(level in boxes and min(boxes[level].lo[1:]) >= 0 for level in self._nonnegative)
-        return held and self.layouts.serves(boxes)
+        if not all(level in boxes and min(boxes[level].lo[1:]) >= 0 for level in self._nonnegative):
+            self.padded_input.refusal = Why.GRAPH_NEGATIVE
+            return False
+        return self.layouts.serves(boxes)
 
     def _boxes(self, box: Box) -> dict[int, Box]:
         """Of all levels over inputs in `box`."""
@@ -146,7 +149,7 @@ class CapturedMaps:
         bounds: of them, which must be served; None: those at capture. Where maps are `exact`,
         bounds that are still to be learnt: whether they are served turns out in `rows`.
         """
-        n_rows, self.padded_input.irregular = coords.shape[0], False
+        n_rows = coords.shape[0]
         self.event.synchronize()  # what was written for the last input has been read
         if self.ends is None:
             box = self.box if bounds is None else Root(coords, bounds).box
@@ -199,8 +202,8 @@ def maps_like(
     maps = CapturedMaps(padded_input, box, target, steps, memory, n_rows, exact)
     maps.start(coords)
     rows = maps.rows(n_rows)
-    if padded_input.irregular:
-        raise Refusal(Why.GRAPH_DUPLICATES)
+    if padded_input.refusal is not None:
+        raise Refusal(padded_input.refusal)
     if rows is None:
         return None
     padded_input.estimates = rows

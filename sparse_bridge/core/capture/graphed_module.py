@@ -141,10 +141,6 @@ class GraphedModule(ModelGraphs):
                 self._out_of_memory()
                 return ReplayResult(MISSING)
             if output is MISSING:  # a level has more rows than the graph has memory for, or tensors moved
-                if graph.maps.padded_input.irregular:  # nor could another graph
-                    self.decline(Why.GRAPH_DUPLICATES)
-                    self.computed()
-                    return ReplayResult(MISSING)
                 continue
             self.hits += 1
             self.latest, kind.served = kind, self.hits
@@ -169,7 +165,11 @@ class GraphedModule(ModelGraphs):
     def _warm_up(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call that no graph serves: eager; watched, or recorded, where an attempt is due."""
         self.computed()
-        if not kind.serving(len(root.coords)) and not self._fits(kind, root):
+        graphs = kind.serving(len(root.coords))
+        for why in filter(None, [graph.maps.padded_input.refusal for graph in graphs]):
+            self.decline(why)
+            return ReplayResult(MISSING)
+        if not graphs and not self._fits(kind, root):
             self.leave_room()
         kind.most_rows = max(kind.most_rows, len(root.coords))
         self.check_kinds(kind)

@@ -53,7 +53,7 @@ class PaddedInput:
     of every step and coordinates by level; pairs: where their pairs are counted.
     grids: batch sizes of the dense grids that were made.
     estimates: of the rows of every level, once an input has been looked at.
-    irregular: whether the last input had equal rows, or some outside, and no graph can serve it.
+    refusal: why no graph can serve the last input, whatever its capacity.
     items: batch items, where every input has so many.  looks: at what layers were given in a trial, see `look_for_nan`.
     """
 
@@ -70,7 +70,7 @@ class PaddedInput:
     pairs: PairBatch | None = None
     grids: set[int] = dataclasses.field(default_factory=set)
     estimates: dict[int, int] = dataclasses.field(default_factory=dict)
-    irregular: bool = False
+    refusal: Why | None = None
     items: int | None = None
     looks: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
@@ -133,8 +133,9 @@ class PaddedInput:
         from ...kernels.maps.hash_table import live_flags
 
         inserted, seen, overflow = live_flags(flags)
-        self.irregular = not (overflow or inserted == seen == n_rows)
-        if overflow or self.irregular:
+        regular = inserted == seen == n_rows
+        self.refusal = None if overflow or regular else Why.GRAPH_DUPLICATES
+        if overflow or not regular:
             return None
         deeper = {level: capacity for level, capacity in self.capacities.items() if level}
         rows = level_rows(counters, self.lengths, deeper)

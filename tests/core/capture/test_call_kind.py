@@ -92,7 +92,7 @@ class Graphs(GraphedModule):
         kind.trial = True
         self.memory.captured += 1
         captured = SimpleNamespace(differing_columns=lambda root: set())
-        maps = SimpleNamespace(serves=lambda box: True, padded_input=SimpleNamespace(irregular=False))
+        maps = SimpleNamespace(serves=lambda box: True, padded_input=SimpleNamespace(refusal=None))
         return SimpleNamespace(captured=captured, maps=maps, alters=False)
 
     def replay_and_compare(self, graph, call, root, out):

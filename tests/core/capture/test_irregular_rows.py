@@ -1,5 +1,5 @@
-"""Scenes with equal rows, or with rows outside of the grid: layers take them, graphs do not, and those between are
-replayed."""
+"""Scenes with equal rows, or with rows outside of the grid or below 0: layers take them, graphs do not, and those
+between are replayed."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def outside(coords):
     return coords
 
 
+def below_zero(coords):
+    coords[:, 1:] -= 3
+    return coords
+
+
 def spconv_layers(sp):
     down = sp.SparseConv3d(8, 8, 3, 2, 1, indice_key="down")
     return [sp.SubMConv3d(4, 8, 3), down, sp.SubMConv3d(8, 8, 3), sp.SparseInverseConv3d(8, 4, 3, indice_key="down")]
@@ -49,16 +54,24 @@ def framework(name):
         with spconv_apis.standin() as sp:
             yield spconv_layers(sp), lambda f, c: sp.SparseConvTensor(f, c, list(SHAPE), 2)
     else:
-        with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"):
+        profile = name.split()[1]
+        with sparse_bridge.enable("torchsparse", mode="standin", profile=profile):
             import torchsparse as ts
 
-            yield torchsparse_layers(ts), ts.SparseTensor
+            columns = [0, 1, 2, 3] if profile == "2.1" else [1, 2, 3, 0]
+            yield torchsparse_layers(ts), lambda f, c: ts.SparseTensor(f, c[:, columns].contiguous())
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     ("name", "spoil"),
-    [("spconv", equal_rows), ("spconv", outside), ("torchsparse", equal_rows)],
+    [
+        ("spconv", equal_rows),
+        ("spconv", outside),
+        ("torchsparse 2.1", equal_rows),
+        ("torchsparse 2.0", equal_rows),
+        ("torchsparse 2.0", below_zero),
+    ],
     ids=lambda one: getattr(one, "__name__", one),
 )
 def test_scenes_between_irregular_ones(device, rules, name, spoil, trains):
@@ -83,5 +96,6 @@ def test_scenes_between_irregular_ones(device, rules, name, spoil, trains):
             assert not (irregular and hits)
             replayed.append(hits > 0)
         (part,) = graph_regions.summary()
-        assert part.graphs == 1 and Why.GRAPH_DUPLICATES.name in part.reason
+        why = Why.GRAPH_NEGATIVE if spoil is below_zero else Why.GRAPH_DUPLICATES
+        assert part.graphs == 1 and why.name in part.reason
         assert sum(replayed[8:]) == 12  # all of the others
