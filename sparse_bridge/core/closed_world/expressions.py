@@ -26,6 +26,7 @@ from .tags import (
     joined,
     makes_iterator,
     of_axis,
+    operands,
     text_of,
 )
 
@@ -57,7 +58,6 @@ _REFLECTS = {*_NAMED, *_words("vars dir attrgetter asdict astuple __dict__ __get
 _IN_STEPS = (ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)
 _SAME = _words("int float min max sum abs round str tuple list sorted divmod pow hash repr format bool set")
 _CHOICE = Why.GRAPH_CHOOSES_BY_ROWS
-# Not `min`: of rows and a limit that no input reaches, a trial over more rows tells.
 _STEPS = _words("bool round divmod ceil floor trunc clip minimum maximum sign isqrt")
 _NUMBERS = _STEPS | _words("min max log log2 log10 log1p sqrt cbrt exp pow fabs gcd")
 _CONTAINERS = _words("iter zip enumerate reversed sorted list tuple dict set map filter frozenset")
@@ -204,14 +204,11 @@ class Expressions:
         return (HOLDS if tags & HOLDS and not tags & OLD else NONE) | (tags & COUNTS)
 
     def _of_Compare(self, node: ast.Compare) -> Tag:
-        tags = joined(map(self.of, [node.left, *node.comparators]))
+        sides = [(one, self.of(one)) for one in (node.left, *node.comparators)]
+        tags = joined(side for _, side in sides)
         compared = not all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops)
-        operands = [(one, self.of(one)) for one in (node.left, *node.comparators)]
-        if (
-            compared
-            and tags & ROWS
-            and all(isinstance(one, ast.Constant) or t & (COUNTS | STATE) for one, t in operands)
-        ):
+        counted = all(isinstance(one, ast.Constant) or side & (COUNTS | STATE) for one, side in sides)
+        if compared and tags & ROWS and counted:
             self._chosen(node)
         return ROWS if compared and tags & COUNTS else NONE
 
@@ -291,7 +288,9 @@ class Expressions:
             return ROWS if tensor or first & ROWS else NONE
         if name == "super" or (name == "type" and len(node.args) == 1):
             return STATE
-        if every & ROWS and (name in _STEPS or (name == "int" and isinstance(node.args[0], ast.BinOp))):
+        # `max` of rows and a limit: a capture sees as many rows as there is memory for, and tells.
+        limits = name == "min" and not all(self.of(one) & COUNTS for one in operands(node.args))
+        if every & ROWS and (limits or name in _STEPS or (name == "int" and isinstance(node.args[0], ast.BinOp))):
             self._chosen(node)
         tags = every & COUNTS if name in _SAME or name in ("range", *_CONTAINERS) else NONE
         if name == "range":

@@ -71,6 +71,12 @@ def constant(node: ast.expr | None) -> object:
     return node.value if isinstance(node, ast.Constant) else None
 
 
+def operands(arguments: list[ast.expr]) -> list[ast.expr]:
+    """What `min` or `max` compares: its arguments, or the entries of the only one."""
+    only = arguments[0] if len(arguments) == 1 else None
+    return only.elts if isinstance(only, (ast.List, ast.Tuple, ast.Set)) else arguments
+
+
 def text_of(node: ast.expr) -> str:
     """An expression as the program has it."""
     text = ast.unparse(node)

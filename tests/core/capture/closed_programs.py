@@ -1035,6 +1035,8 @@ opened("branch on rows by way of a function", lambda self, x: times(x, 2.0) if i
 opened("branch in a function on rows", lambda self, x: times(x, weight_of(x.indices.shape[0])))
 opened("comparison of rows as a number", lambda self, x: times(x, 1.0 + (x.features.shape[0] > 10)))
 opened("rows up to a limit of numpy", lambda self, x: times(x, float(np.clip(x.features.shape[0], 1, 10))))
+opened("rows up to a limit", lambda self, x: times(x, float(min(x.features.shape[0], 10))))
+opened("rows up to a limit in a list", lambda self, x: times(x, float(min([10, len(x.features), x.indices.shape[0]]))))
 opened("dozens of rows", lambda self, x: times(x, 1.0 + x.features.shape[0] // 12))
 opened("octave of rows", lambda self, x: times(x, float(math.floor(math.log2(x.features.shape[0])))))
 opened("whole part of rows", lambda self, x: times(x, float(int(x.features.shape[0] / 100))))
@@ -1048,6 +1050,12 @@ def _(self, x):
     if c == 8 and x.features.shape[1] == 8 and x.features.shape[-1] == 8 and x.features.dim() == 2:
         x = times(x, self.scale)
     return x.replace_feature(x.features.view(n, c) + torch.zeros(n, c))
+
+
+@case("fewest rows, and most", scale(0.5))
+def _(self, x):
+    n = min(x.features.shape[0], len(x.indices)) - max(x.features.shape[0], 1)
+    return times(x, self.scale + n + min(2, self.scale))
 
 
 @case("assertions on shapes")
