@@ -13,6 +13,8 @@ from benchmarks.memory_report import limits_table
 from benchmarks.results import load_run
 from benchmarks.scale_out import tables
 from sparse_bridge.errors import ShapeError
+from sparse_bridge.kernels.runtime.architectures import compiled
+from sparse_bridge.kernels.runtime.target import described
 
 from .pages import PAGES, ROOT, name_of, prose, table
 
@@ -219,6 +221,20 @@ def test_compilations_are_counted_in_one_place() -> None:
     for page in others:
         counts = re.findall(r"\b\d+,?\d{3} (?:compilations|variants|forms)", prose(page))
         assert not counts, f"{name_of(page)} repeats {counts}"
+
+
+def test_the_page_of_targets_names_what_its_run_lacks() -> None:
+    pytest.importorskip("triton")
+    from sparse_bridge.tools.offline_compile.catalogue import spaces
+
+    page, _, since = read("docs/targets.md").partition("## Since that run")
+    ran = set(re.findall(r"^\| (\w+) \| \d+ \| \d+ \(", page, flags=re.M))
+    later, _, gone = since.partition("which came later")
+    kernels = set().union(*[spaces(described(arch)) for arch in compiled()])
+    targets_run = {row["target"] for row in targets()}
+    assert set(re.findall(r"`(\w+)`", later)) == kernels - ran
+    assert set(re.findall(r"`(sm_\w+|gfx\w+)`", since)) == set(compiled()) - targets_run
+    assert set(re.findall(r"`(\w+)`(?=[^.]* went)", gone.rpartition(";")[2])) == ran - kernels
 
 
 def test_the_hardware_page_claims_what_was_done() -> None:
