@@ -50,6 +50,9 @@ def calls() -> Iterator[tuple[str, int]]:
                 yield name, len(node.args) - 1
         elif isinstance(node, ast.Return) and node.value is not None and (name := member(node.value)):
             yield name, 0
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "attr", "") == "refusal":
+            choices = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
+            yield from ((name, 0) for one in choices if (name := member(one)))
 
 
 def test_the_page_has_every_reason_and_no_other() -> None:
