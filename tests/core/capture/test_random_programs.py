@@ -137,6 +137,11 @@ def attempt(function, *given):
         return f"{type(error).__name__}: {error}"
 
 
+def go_backward(model, results):
+    model.zero_grad()
+    sum(protocol.features_of(y).square().mean() for y in results).backward()
+
+
 def compare_calls(model, plain, scenes, trains):
     """A program and its double over scenes, each with the parts that run without replays."""
     for make, eager in scenes:
@@ -148,9 +153,10 @@ def compare_calls(model, plain, scenes, trains):
         for pair in zip(found, expected, strict=True):
             same(*pair)
         if trains:
-            for one, results in (model, found), (plain, expected):
-                one.zero_grad()
-                sum(protocol.features_of(y).square().mean() for y in results).backward()
+            if isinstance(attempt(go_backward, plain, expected), str):  # an activation in place, behind a skip
+                plain.load_state_dict(model.state_dict())
+                continue
+            go_backward(model, found)
             apis.same_gradients(model, plain)
             for mine, theirs in zip(model.buffers(), plain.buffers(), strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
@@ -159,7 +165,7 @@ def compare_calls(model, plain, scenes, trains):
 
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", apis.NAMES)
-def test_random_programs(device, name, trains):
+def test_random_programs(device, errors_survived, name, trains):
     hits = 0
     for seed in range(PROGRAMS):
         choose = random.Random(f"{name}, {trains}, {seed}")
