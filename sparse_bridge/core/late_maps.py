@@ -125,6 +125,14 @@ def present(maps: dict[Any, Any]) -> dict[Any, Any]:
     return dict(dict.items(maps))
 
 
+def late_facts(maps: dict[Any, Any], coords: torch.Tensor) -> dict[Hashable, Hashable]:
+    """What there is to know of the maps over a level that are still to be made, by key."""
+    if not isinstance(maps, LateMaps):
+        return {}
+    late, of_level = maps.late_keys(), [source.of_level for source in maps.sources if source.coords is coords]
+    return {key: known[key] for known in of_level for key in known if key in late}
+
+
 def carried(maps: dict[Any, Any]) -> dict[Any, Any]:
     """A copy of maps for the result of a layer; those that are made late are so in the copy."""
     return maps.copy() if isinstance(maps, LateMaps) else dict(maps)

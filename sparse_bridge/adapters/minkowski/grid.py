@@ -8,6 +8,7 @@ rule the tensor stride) and with the spatial axes reversed: MinkowskiEngine's ke
 from __future__ import annotations
 
 from typing import NamedTuple
+from weakref import ref
 
 import torch
 
@@ -95,7 +96,10 @@ class Grid:
     lo, hi: bounds of every column, inclusive, not always tight.
     source: how it came to be: "inserted", "strided", "expanded", "pruned", "merged" or "origin".
     layers: output and kernel map of the layers on this map, by kernel.
+    origin: of a map that a replay entered, the map that its graph begins with, and the one of the capture.
     """
+
+    origin: tuple[Key, ref[Grid]] | None = None
 
     def __init__(
         self,

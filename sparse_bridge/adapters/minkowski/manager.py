@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import ref
 
 import torch
 
@@ -51,7 +52,7 @@ def join(registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords:
     """
     like, grid = other.grid(key), registry.grid(root)
     existing = registry.grids.get(key)
-    if existing is not None and existing.source == like.source == "strided":
+    if existing is not None and (existing.source == like.source == "strided" or existing.origin == (root, ref(like))):
         return key
     key = registry.free_key(*key)
     if like.source == "strided":  # cells of the root
@@ -68,23 +69,25 @@ def join(registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords:
         joined = Grid(coords, like.stride, like.unit, bounds, like.source)
     else:
         joined = Grid.around(coords, like.stride, like.source)
+    joined.origin = root, ref(like)
     registry.grids[key] = joined
     return key
 
 
-def enter_finer(
+def enter_levels(
     registry: MapRegistry, other: MapRegistry, stride: Stride, cut: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Enter the strided maps that layers made in `other` on the way to a tensor stride, and that a transposed layer
-    looks for. Where one of them is an output, too, `join` finds it; of others a layer makes a new map at every call.
+    """Enter the maps that layers made in `other` on the way to a tensor stride, and that later layers look for: a
+    transposed layer the strided ones, and any the expanded ones. Where one of them is an output, too, `join` finds it.
 
     other: made by `over`.  cut: makes coordinates there those for `registry`.
     """
     root = next(iter(other.grids))
     for key, grid in other.grids.items():
-        if key == root or key[1] or grid.source != "strided" or key in registry.grids:
+        if key == root or key[1] or key in registry.grids:
             continue
-        if any(fine <= step for fine, step in zip(key[0], stride, strict=True)):
+        finer = any(fine <= step for fine, step in zip(key[0], stride, strict=True))
+        if grid.source == "expanded" or (finer and grid.source == "strided"):
             join(registry, root, other, key, grid.absolute(cut(grid.own_view().coords)))
 
 

@@ -12,7 +12,7 @@ from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ..protocol import LayerFacts, Results, Root, TensorProtocol
 from . import interchange
-from .manager import enter_finer, join, over
+from .manager import enter_levels, join, over
 
 
 class _Minkowski(TensorProtocol):
@@ -80,9 +80,9 @@ class _Minkowski(TensorProtocol):
         return x._of(features, key, x._manager)
 
     def keep_for(self, y: Any, captured: Any, results: Results, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        # Kernel maps are built again. A transposed layer makes new coordinates where it finds none.
+        # Kernel maps are built again, and other coordinates made where a layer finds none.
         mine, theirs = y._manager._manager, captured._manager._manager
-        enter_finer(mine, theirs, captured.coordinate_map_key.key[0], cut)
+        enter_levels(mine, theirs, captured.coordinate_map_key.key[0], cut)
 
 
 PROTOCOL = _Minkowski(interchange)

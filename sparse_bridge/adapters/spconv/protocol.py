@@ -11,7 +11,7 @@ import torch
 from ... import settings
 from ...core.conv.deferred import materialize
 from ...core.geometry.boxes import Box
-from ...core.late_maps import LateMaps, LateSource, carried, present
+from ...core.late_maps import LateMaps, LateSource, carried, late_facts, present
 from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...refusals import Refusal, Why
@@ -143,11 +143,7 @@ def _late_keys(x: Any) -> frozenset[Any]:
 def _own_maps(x: Any) -> dict[Any, Hashable]:
     """What there is to know of the maps that submanifold layers over `x` would build now as they are, by key."""
     own = {key: records.facts(one) for key, one in present(x.indice_dict).items() if records.is_current(one, x)}
-    for source in x.indice_dict.sources if isinstance(x.indice_dict, LateMaps) else ():
-        if source.coords is x.indices:
-            late = _late_keys(x).intersection(source.of_level)
-            own |= {key: source.of_level[key] for key in late}
-    return own
+    return own | late_facts(x.indice_dict, x.indices)
 
 
 def _foreign_keys(x: Any, known: dict[Any, Hashable] | None = None) -> frozenset[Any]:

@@ -11,7 +11,7 @@ import torch
 
 from ...core.device import selection
 from ...core.geometry.boxes import Box
-from ...core.late_maps import LateMaps, LateSource, present
+from ...core.late_maps import LateMaps, LateSource, late_facts, present
 from ...core.maps import map_cache
 from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.map_cache import MapStore
@@ -81,7 +81,7 @@ class _Torchsparse(TensorProtocol):
         return alone(x, features, x.coords)
 
     def label(self, x: Any) -> Hashable:
-        return x.stride, range_of(x)
+        return x.stride, range_of(x), frozenset(_ranges(x).items())
 
     def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         rows = x.coords if coords is None else coords
@@ -94,10 +94,11 @@ class _Torchsparse(TensorProtocol):
             caches.kmaps = LateMaps(caches.kmaps)
         late, made = caches.kmaps, caches_of(captured).kmaps
         there = late.late_keys().union(present(late))  # of another output, or a comparison
-        keys = tuple([key for key in made if _kept(key, made[key]) and key not in there])
+        keys = tuple([key for key in made if key not in there and _kept(key, made[key], results)])
         if keys:
             make = functools.cache(functools.partial(_made_again, made, captured, results))
-            late.add(LateSource(keys, frozenset(keys), make))
+            ranges = {key: value for key, value in _ranges(captured).items() if key in keys}
+            late.add(LateSource(keys, frozenset(keys), make, y.coords, ranges))
 
     def allows_tf32(self) -> bool:
         with selection.standing_in("a GPU"):
@@ -109,12 +110,25 @@ class _Torchsparse(TensorProtocol):
         return profile, options.resolve(profile, None), tf32
 
 
-def _kept(key: Any, entry: Any) -> bool:
+def _kept(key: Any, entry: Any, results: Results) -> bool:
     """Whether layers behind a model look for what one inside has made: a map to go back by, or a map that comes with
     the range of the first layer that has made it."""
     record = record_of(entry)
-    shrinks = record is not None and record.in_range is not None and record.out_range != record.in_range[:4]
-    return shrinks or any(step != 1 for step in key[2])
+    if any(step != 1 for step in key[2]) or record is None or record.in_range is None:
+        return any(step != 1 for step in key[2])
+    return record.out_range != record.in_range[:4] or results.at(record.in_coords) is not None
+
+
+def _ranges(x: Any) -> dict[Hashable, Hashable]:
+    """Of the maps over `x` that there are, by key: layers of `x` take them, whatever its own range is."""
+    kmaps = caches_of(x).kmaps
+    records = [(key, record_of(entry)) for key, entry in present(kmaps).items()]
+    found: dict[Hashable, Hashable] = {
+        key: (one.in_range, one.out_range)
+        for key, one in records
+        if one is not None and one.in_range is not None and one.in_coords is x.coords
+    }
+    return found | late_facts(kmaps, x.coords)
 
 
 def _made_again(maps: Any, captured: Any, results: Results, key: Any) -> Any:

@@ -156,14 +156,9 @@ class Captured:
     def of(self, call: Call, rows: dict[int, int], root: Root, convert: Cut | None = None) -> Callable[[Any], Any]:
         """The function that makes a value of the output one of `call`, over the coordinates `root`.
         convert: makes a tensor one of the call, if not by copying the rows in use."""
-        cut = self.cutter(call, rows)
-        made: dict[int, torch.Tensor] = {}  # a tensor that is returned in two places is one in both
-
-        def once(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in made:
-                made[id(tensor)] = (convert or cut)(tensor)
-            return made[id(tensor)]
-
+        # A tensor that is returned in two places, or is the coordinates of two results, is one in both.
+        copy = self.cutter(call, rows)
+        once, cut = functools.cache(convert or copy), functools.cache(copy)
         boxes: dict[int, Box] = {}
         if root.box is not self.box:
             boxes = boxes_of(root.box, self.padded_input.recording.steps)
