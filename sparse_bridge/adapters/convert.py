@@ -34,6 +34,9 @@ def convert(
     divided by it and multiplied with it; others know none, so pass `tensor_stride` when a coarse
     tensor of those goes into one that does.
 
+    Bounds that are given, or those of a `like` that has some, must hold the rows: to see that is to
+    wait for the device, as it is to find bounds that nobody gives.
+
     Args:
         x: a sparse tensor of any framework, FlexGEMM's tuple (feats, coords, shape), or a SparseData.
         to: "spconv", "torchsparse", "minkowski", "flex_gemm", or "core" (a SparseData).
@@ -46,7 +49,7 @@ def convert(
         SettingError: unknown `to`.
         DataTypeError: x is none of these, or another argument is not what it has to be.
         LifecycleError: the target is not there: call enable() for it.
-        CoordinateError: the target cannot hold these coordinates.
+        CoordinateError: the target cannot hold these coordinates, or the bounds do not.
         GeometryError: nor this grid.
     """
     if to != "core" and to not in base.ADAPTERS:
@@ -69,6 +72,8 @@ def convert(
     if batch_size is not None and not hasattr(batch_size, "__index__"):
         raise DataTypeError(f"batch_size is {batch_size!r}; expected a whole number.")
     data = dataclasses.replace(data, **{k: v for k, v in overrides.items() if v is not None})
+    if spatial_shape is not None or batch_size is not None:
+        data.check_inside(data.spatial_shape, data.batch_size)
     return data if to == "core" else protocol.of_framework(to).from_core(data, like)
 
 

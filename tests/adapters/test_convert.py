@@ -273,6 +273,30 @@ def test_what_cannot_be_converted(frameworks, kind, text, call):
     assert isinstance(caught.value, SparseBridgeError)
 
 
+@pytest.mark.parametrize("target", ["core", "spconv", "torchsparse", "flex_gemm"])
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ({"batch_size": 2}, "a batch index is 2; expected 0 <= c < 2"),
+        ({"batch_size": 3, "spatial_shape": [7, 5, 5]}, "along axis 1 is 5; expected 0 <= c < 5"),
+        ({"spatial_shape": [7, 6, 4]}, "along axis 2 is 4; expected 0 <= c < 4"),
+    ],
+)
+def test_bounds_that_do_not_hold_the_rows(frameworks, target, bounds, said):
+    with sparse_bridge.enable("flex_gemm"), pytest.raises(CoordinateError, match=said):
+        sparse_bridge.convert(make(frameworks, "torchsparse", *scene()), to=target, **bounds)
+
+
+def test_a_like_that_does_not_hold_the_rows(frameworks):
+    feats, coords = scene()
+    inside = coords[:, 1] < 6
+    like = frameworks["spconv"].SparseConvTensor(feats[inside], coords[inside], [6, 6, 5], 3)
+    x = make(frameworks, "torchsparse", feats, coords)
+    with pytest.raises(CoordinateError, match="along axis 0 is 6; expected 0 <= c < 6"):
+        sparse_bridge.convert(x, to="spconv", like=like)
+    assert sparse_bridge.convert(x, to="spconv", like=like, spatial_shape=[9, 9, 9]).spatial_shape == [9, 9, 9]
+
+
 def test_a_target_that_is_not_there():
     sparse_bridge.disable()
     feats, coords = scene()

@@ -34,7 +34,7 @@ def from_core(data: SparseData, like: Any = None) -> Any:
     Without bounds in `data` or `like`, grid and batch size are the smallest that hold the
     coordinates.
     Raises LifecycleError when spconv is not there, CoordinateError for negative coordinates
-    without bounds, GeometryError when `like` is of another dimension.
+    without bounds and rows outside those of `like`, GeometryError when `like` is of another dimension.
     """
     shape, batch_size = data.spatial_shape, data.batch_size
     if like is not None:
@@ -42,6 +42,8 @@ def from_core(data: SparseData, like: Any = None) -> Any:
             raise GeometryError(f"`like` has {like.indices.shape[1] - 1} axes, the data {data.dimension}.")
         shape = tuple(shape_of(like)) if shape is None else shape
         batch_size = int(like.batch_size) if batch_size is None else batch_size
+        if data.coords is not like.indices and None in (data.spatial_shape, data.batch_size):
+            data.check_inside(shape, batch_size)
     if shape is None or batch_size is None:
         smallest = _smallest(data.coords)
         shape = smallest[1:] if shape is None else shape
@@ -73,8 +75,5 @@ def _smallest(coords: torch.Tensor) -> tuple[int, ...]:
     if min(low) < 0:
         axis = low.index(min(low))
         name = "the batch column" if axis == 0 else f"axis {axis - 1}"
-        raise CoordinateError(
-            f"{name} goes down to {low[axis]}; spconv's grids start at 0. Shift the coordinates, "
-            "or pass like= or a spatial shape."
-        )
+        raise CoordinateError(f"{name} goes down to {low[axis]}; spconv's grids start at 0. Shift the coordinates.")
     return tuple(top + 1 for top in high)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,22 @@ def check_multiples(cells: torch.Tensor, step: tuple[int, ...]) -> None:
             f"the coordinate {bad} on tensor stride {list(step)} leaves 32-bit integers; shift the input's "
             "coordinates, or use a smaller stride."
         )
+
+
+def check_bounds(
+    low: Sequence[int], high: Sequence[int], shape: Sequence[int] | None, batch_size: int | None, advice: str
+) -> None:
+    """Raises: CoordinateError, which ends in `advice`, for coordinates from `low` to `high`, [1 + D] each, that leave
+    a batch size or a grid. None: any, but for a batch index below zero."""
+    axes: Sequence[int | None] = shape or [None] * (len(low) - 1)
+    limits: list[int | None] = [batch_size, *axes]
+    for column, (least, most, limit) in enumerate(zip(low, high, limits, strict=True)):
+        bounded = limit is not None or column == 0
+        wrong = least if bounded and least < 0 else most
+        if (bounded and least < 0) or (limit is not None and most >= limit):
+            name = "a batch index" if column == 0 else f"a coordinate along axis {column - 1}"
+            upper = "0 or more" if limit is None else f"0 <= c < {limit}" if limit else "none, as batch_size is 0"
+            raise CoordinateError(f"{name} is {wrong}; expected {upper}. {advice}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -85,3 +102,9 @@ class SparseData:
     def dimension(self) -> int:
         """D."""
         return self.coords.shape[1] - 1
+
+    def check_inside(self, spatial_shape: Sequence[int] | None, batch_size: int | None) -> None:
+        """Raises: CoordinateError for rows outside of bounds that somebody else gave. Waits for the device."""
+        if len(self.coords):
+            low, high = (bound.tolist() for bound in self.coords.aminmax(dim=0))
+            check_bounds(low, high, spatial_shape, batch_size, "Drop such rows, or give bounds that hold them.")
