@@ -19,17 +19,19 @@ layers, steps and dtypes. Gradients reach features, weight and bias; coordinates
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 
 import torch
 
 from ..errors import CoordinateError, DataTypeError, DeviceError, GeometryError, ShapeError
-from .arguments import expect_tensors
+from .arguments import expect, expect_count, expect_tensors
 from .compile.entries import in_graphs
 from .conv import convolution
+from .conv.epilogue import Norm
 from .device.no_double_backward import refuse_wrapped
 from .geometry.boxes import Box
 from .geometry.offsets import Offsets, box_offsets
+from .geometry.sparse_data import check_bounds
 from .maps import map_builder
 from .maps.coordinate_map import CoordinateMap
 from .maps.kernel_map import KernelMap
@@ -41,6 +43,7 @@ __all__ = [
     "Box",
     "CoordinateMap",
     "KernelMap",
+    "Norm",
     "Offsets",
     "RelationMap",
     "RelationalConv",
@@ -81,6 +84,12 @@ def _per_axis(value: Ints, dimension: int, name: str, least: int | None) -> tupl
     return numbers
 
 
+def _dimension(name: str, sizes: Sequence[int]) -> int:
+    if not isinstance(sizes, Sized) or not len(sizes):
+        raise GeometryError(f"{name} is {sizes!r}; expected one number per axis.")
+    return len(sizes)
+
+
 @in_graphs
 def coordinate_map(
     coords: torch.Tensor,
@@ -118,32 +127,19 @@ def coordinate_map(
     dimension = coords.shape[1] - 1
     if spatial_shape is not None:
         spatial_shape = _per_axis(spatial_shape, dimension, "spatial_shape", 1)
-    if batch_size is not None and batch_size < 0:
-        raise GeometryError(f"batch_size is {batch_size}; expected 0 or more.")
+    if batch_size is not None:
+        expect_count("batch_size", batch_size)
     low, high = [0] * (1 + dimension), [-1] + [0] * dimension
     bounds_known = spatial_shape is not None and batch_size is not None
     if len(coords) and not (bounds_known and outside == "ignore"):
         low, high = (bound.tolist() for bound in coords.aminmax(dim=0))
     if outside == "error":
-        _check_bounds(low, high, spatial_shape, batch_size)
+        check_bounds(low, high, spatial_shape, batch_size, "Drop such rows, or pass outside='ignore'.")
     batches = high[0] + 1 if batch_size is None else batch_size
     if spatial_shape is None:
         size = (batches, *(h - lo + 1 for lo, h in zip(low[1:], high[1:], strict=True)))
         return CoordinateMap(coords, Box.spanning((0, *low[1:]), size))
     return CoordinateMap(coords, Box.grid(max(0, batches), spatial_shape))
-
-
-def _check_bounds(low: list[int], high: list[int], spatial_shape: Sequence[int] | None, batch_size: int | None) -> None:
-    """CoordinateError for data outside the bounds that were given."""
-    axes: Sequence[int | None] = spatial_shape or [None] * (len(low) - 1)
-    limits: list[int | None] = [batch_size, *axes]
-    for column, (least, most, limit) in enumerate(zip(low, high, limits, strict=True)):
-        bounded = limit is not None or column == 0
-        wrong = least if bounded and least < 0 else most
-        if (bounded and least < 0) or (limit is not None and most >= limit):
-            name = "a batch index" if column == 0 else f"a coordinate along axis {column - 1}"
-            upper = f"0 <= c < {limit}" if limit is not None else "0 or more"
-            raise CoordinateError(f"{name} is {wrong}; expected {upper}. Drop such rows, or pass outside='ignore'.")
 
 
 @in_graphs
@@ -160,9 +156,7 @@ def kernel_offsets(kernel_size: Sequence[int], *, dilation: Ints = 1, padding: I
     of the weight at offset v.
     Raises: GeometryError, OverflowLimitError.
     """
-    if isinstance(kernel_size, int) or not len(kernel_size):
-        raise GeometryError(f"kernel_size is {kernel_size!r}; expected one number per axis.")
-    kernel = _per_axis(kernel_size, len(kernel_size), "kernel_size", 1)
+    kernel = _per_axis(kernel_size, _dimension("kernel_size", kernel_size), "kernel_size", 1)
     steps = _per_axis(dilation, len(kernel), "dilation", 1)
     if padding is None:
         origin = tuple(k // 2 * d for k, d in zip(kernel, steps, strict=True))
@@ -178,7 +172,7 @@ def conv_shape(
 
     Raises: GeometryError when an axis would hold no cell.
     """
-    dimension = len(spatial_shape)
+    dimension = _dimension("spatial_shape", spatial_shape)
     per_axis = zip(
         spatial_shape,
         _per_axis(kernel_size, dimension, "kernel_size", 1),
@@ -204,6 +198,8 @@ def submanifold(cmap: CoordinateMap, offsets: Offsets) -> KernelMap:
     the first row.
     Raises: GeometryError when kernel and map differ in dimension.
     """
+    expect(CoordinateMap, cmap=cmap)
+    expect(Offsets, offsets=offsets)
     return map_builder.submanifold(cmap, offsets)
 
 
@@ -222,8 +218,8 @@ def strided(
         takes the same map.
     Raises: GeometryError (dimensions, stride below 1, an empty out_shape), OverflowLimitError.
     """
-    steps = _per_axis(stride, cmap.box.dimension, "stride", 1)
     _same_dimension(cmap, offsets)
+    steps = _per_axis(stride, cmap.box.dimension, "stride", 1)
     extents = []
     for axis, s in enumerate(steps):
         low, least, most = _span(cmap, offsets, axis)
@@ -241,8 +237,8 @@ def generative(
     The transposed convolution that makes its own outputs. Arguments, order, equal coordinates and
     errors as in `strided`.
     """
-    steps = _per_axis(stride, cmap.box.dimension, "stride", 1)
     _same_dimension(cmap, offsets)
+    steps = _per_axis(stride, cmap.box.dimension, "stride", 1)
     extents = []
     for axis, s in enumerate(steps):
         low, least, most = _span(cmap, offsets, axis)
@@ -252,6 +248,8 @@ def generative(
 
 
 def _same_dimension(cmap: CoordinateMap, offsets: Offsets) -> None:
+    expect(CoordinateMap, cmap=cmap)
+    expect(Offsets, offsets=offsets)
     if offsets.dimension != cmap.box.dimension:
         raise GeometryError(
             f"a {offsets.dimension}-dimensional kernel on {cmap.box.dimension}-dimensional "
@@ -280,6 +278,7 @@ def inverse(kmap: KernelMap) -> KernelMap:
 
     Nothing is looked up or copied (equal coordinates under a submanifold map apart).
     """
+    expect(KernelMap, kmap=kmap)
     return kmap.transposed()
 
 
@@ -291,6 +290,8 @@ def between(x_map: CoordinateMap, y_map: CoordinateMap, offsets: Offsets, stride
     the bias alone.
     Raises: GeometryError, ShapeError (maps of two dimensions), DeviceError.
     """
+    expect(CoordinateMap, x_map=x_map, y_map=y_map)
+    expect(Offsets, offsets=offsets)
     return map_builder.between(x_map, y_map, offsets, _per_axis(stride, x_map.box.dimension, "stride", 1))
 
 
@@ -305,4 +306,16 @@ def kernel_map(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], n_in: int, n_
         DeviceError: lists on different devices.
         CoordinateError: a row outside n_in or n_out.
     """
+    if not isinstance(pairs, Sequence) or not all(map(_is_pair, pairs)):
+        raise DataTypeError(
+            f"pairs is {type(pairs).__name__}; expected a list of (input rows, output rows), one for each offset."
+        )
+    expect_count("n_in", n_in)
+    expect_count("n_out", n_out)
     return map_builder.from_pairs(pairs, n_in, n_out)
+
+
+def _is_pair(rows: object) -> bool:
+    if isinstance(rows, torch.Tensor):
+        return rows.ndim == 2 and len(rows) == 2
+    return isinstance(rows, Sequence) and len(rows) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from sparse_bridge.core import functional
 from sparse_bridge.core.geometry.weights import layout_of
@@ -69,6 +70,17 @@ CASES = {
     ),
     "no features": (TensorExpectedError, ["torch.Tensor expected for x", "NoneType"], lambda: conv(None)),
     "no map": (DataTypeError, ["NoneType", "KernelMap"], lambda: conv(kmap=None)),
+    "both results for a map": (
+        DataTypeError,
+        ["kmap is tuple", "(coordinates, map); pass the second"],
+        lambda: conv(kmap=functional.strided(CMAP, OFFSETS, 2)),
+    ),
+    "a module for a norm": (DataTypeError, ["norm is BatchNorm1d", "Norm(mean"], lambda: conv(norm=nn.BatchNorm1d(8))),
+    "a pool along coordinates": (
+        DataTypeError,
+        ["kmap is CoordinateMap", "a KernelMap"],
+        lambda: functional.pool(X, CMAP, "max"),
+    ),
     "weight elsewhere": (DeviceError, ["cpu", "meta"], lambda: conv(weight=WEIGHT.to("meta"))),
     "activation": (UnsupportedError, ["'gelu'", "relu"], lambda: conv(activation="gelu")),
     "pool mode": (UnsupportedError, ["'min'", "max, avg, sum"], lambda: pool(X, "min")),

@@ -25,6 +25,7 @@ SHAPE, N = (9, 10), 50
 COORDS = cloud(SHAPE, 2, 0.4)[:N]
 OFFSETS = functional.kernel_offsets((3, 3))
 CMAP = functional.coordinate_map(COORDS, SHAPE, 2)
+X = torch.arange(2)
 
 
 def bound(coords, shape=SHAPE, batch_size=2, **options):
@@ -144,6 +145,26 @@ CASES = {
         ["axis 0", "32-bit"],
         lambda: functional.generative(CMAP, OFFSETS, 1 << 30),
     ),
+    "a batch size of nothing": (CoordinateError, ["batch index", "batch_size is 0"], lambda: bound(COORDS, SHAPE, 0)),
+    "batch size and grid exchanged": (GeometryError, ["(9, 10)", "whole number"], lambda: bound(COORDS, 2, SHAPE)),
+    "no kernel size": (GeometryError, ["kernel_size is None", "per axis"], lambda: functional.kernel_offsets(None)),
+    "no grid": (GeometryError, ["spatial_shape is None", "per axis"], lambda: functional.conv_shape(None, 3)),
+    "a box of a number": (GeometryError, ["size 1", "two tuples"], lambda: Box.of((8, 8, 8), 1)),
+    "a box of lists": (GeometryError, ["[0, 0]", "two tuples"], lambda: Box.of([0, 0], [1, 2])),
+    "a box of two lengths": (GeometryError, ["(1, 2, 3)", "two tuples"], lambda: Box.of((0, 0), (1, 2, 3))),
+    "inverse of coordinates": (
+        DataTypeError,
+        ["kmap is CoordinateMap", "a KernelMap of a map builder"],
+        lambda: functional.inverse(CMAP),
+    ),
+    "inverse of both results": (
+        DataTypeError,
+        ["kmap is tuple", "(coordinates, map); pass the second"],
+        lambda: functional.inverse(functional.strided(CMAP, OFFSETS, 2)),
+    ),
+    "a tensor of pairs": (DataTypeError, ["pairs is Tensor", "list of"], lambda: functional.kernel_map(COORDS, 2, 3)),
+    "rows without their partners": (DataTypeError, ["pairs is list"], lambda: functional.kernel_map([(COORDS,)], 2, 3)),
+    "no count of rows": (GeometryError, ["n_in is None", "whole"], lambda: functional.kernel_map([(X, X)], None, 3)),
     "no pair lists": (GeometryError, ["empty", "at least one"], lambda: functional.kernel_map([], 3, 3)),
     "pair lists of two lengths": (ShapeError, ["[3]", "[2]", "[P]"], lambda: lists([0, 1, 2], [0, 1])),
     "pair lists of fp32": (DataTypeError, ["torch.float32", "int64"], lambda: lists([0.0], [1.0])),
@@ -155,6 +176,28 @@ CASES = {
     "an input row that is not there": (CoordinateError, ["input row 3", "row < 3"], lambda: lists([0, 3], [0, 1])),
     "an output row below zero": (CoordinateError, ["output row -1", "row < 3"], lambda: lists([0, 1], [0, -1])),
 }
+
+BUILDERS = {
+    "submanifold": functional.submanifold,
+    "strided": functional.strided,
+    "generative": functional.generative,
+    "between x": lambda cmap, offsets: functional.between(cmap, CMAP, offsets),
+    "between y": lambda cmap, offsets: functional.between(CMAP, cmap, offsets),
+}
+MIXED_UP = {
+    "a tensor": ["map is Tensor", "`coordinate_map`", lambda: (COORDS, OFFSETS)],
+    "both results": ["map is tuple", "pass the first", lambda: (functional.strided(CMAP, OFFSETS), OFFSETS)],
+    "a kernel size": ["offsets is tuple", "`kernel_offsets((3, 3, 3))`", lambda: (CMAP, (3, 3))],
+    "a number": ["offsets is int", "`kernel_offsets", lambda: (CMAP, 3)],
+    "exchanged": ["map is Offsets", "`coordinate_map`", lambda: (OFFSETS, CMAP)],
+}
+
+
+@pytest.mark.parametrize("mistake", MIXED_UP)
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_arguments_of_another_kind(builder, mistake):
+    *words, arguments = MIXED_UP[mistake]
+    assert_error(lambda: BUILDERS[builder](*arguments()), DataTypeError, words)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from ...errors import DataTypeError, DeviceError, ShapeError
-from ..arguments import expect_tensors
+from ..arguments import expect, expect_tensors
 from ..geometry.weights import WeightLayout
 from ..maps.kernel_map import KernelMap
 from .epilogue import Epilogue, Norm
@@ -15,10 +15,12 @@ from .epilogue import Epilogue, Norm
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def raise_operands(kmap: Any, **tensors: Any) -> NoReturn:
-    """DataTypeError for operands of which one is no tensor, or the map none."""
+def check_operands(kmap: Any, norm: Any, **tensors: Any) -> None:
+    """Raises: DataTypeError for operands of which one is no tensor, the map none, or the norm none."""
     expect_tensors("conv", **tensors)
-    raise DataTypeError(f"kmap is {type(kmap).__name__}; expected a KernelMap of a map builder.")
+    expect(KernelMap, kmap=kmap)
+    if norm is not None:
+        expect(Norm, norm=norm)
 
 
 def check_devices(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kmap: KernelMap) -> None:

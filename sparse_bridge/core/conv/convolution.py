@@ -18,7 +18,7 @@ from ..device.no_double_backward import direct_apply, no_double_backward, refuse
 from ..device.torch_compat import eagerly
 from ..geometry.weights import layout_of
 from ..maps.kernel_map import KernelMap
-from .checks import check, check_devices, like_result, raise_operands
+from .checks import check, check_devices, check_operands, like_result
 from .epilogue import Epilogue, Norm, check_activation
 from .history import histories
 from .plan import ConvForm, GradientRequest, backward, run
@@ -146,8 +146,9 @@ def conv(
     Returns: [N_out, C_out] in x's dtype; under autocast in the autocast dtype (fp64 is left alone).
     Raises: ShapeError, DataTypeError, DeviceError, UnsupportedError.
     """
-    if not (isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor)) or kmap is None:
-        raise_operands(kmap, x=x, weight=weight)
+    operands = isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor) and isinstance(kmap, KernelMap)
+    if not operands or not (norm is None or isinstance(norm, Norm)):
+        check_operands(kmap, norm, x=x, weight=weight)
     for name, value in (("bias", bias), ("residual", residual)):
         if value is not None and not isinstance(value, torch.Tensor):
             expect_tensors("conv", **{name: value})

@@ -61,12 +61,19 @@ class Box:
         self._steps: tuple[int, ...] | None = None
 
     @staticmethod
-    @functools.lru_cache(maxsize=64)  # streams bring ever new ones: those of a few scenes
     def of(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
         """The box from `lo` of extents `size` ([1 + D] each, in cells).
 
-        Raises: GeometryError for a negative extent; OverflowLimitError beyond 32-bit coordinates or keys of 2^62.
+        Raises: GeometryError for what are no such tuples, or a negative extent; OverflowLimitError beyond 32-bit
+            coordinates or keys of 2^62.
         """
+        if not (isinstance(lo, tuple) and isinstance(size, tuple) and len(lo) == len(size)):
+            raise GeometryError(f"lo is {lo!r} and size {size!r}; expected two tuples of 1 + D numbers, batch first.")
+        return Box._of(lo, size)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=64)  # streams bring ever new ones: those of a few scenes
+    def _of(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
         for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
             name = "the batch column" if column == 0 else f"axis {column - 1}"
             if extent < 0:
@@ -104,7 +111,7 @@ class Box:
     def grid(batch_size: int, spatial_shape: Sequence[int]) -> Box:
         """Coordinates 0 <= c < spatial_shape of batch items 0 .. batch_size - 1."""
         size = (batch_size, *spatial_shape)
-        return Box.of((0,) * len(size), size)
+        return Box._of((0,) * len(size), size)
 
     def __repr__(self) -> str:
         return f"Box(lo={list(self.lo)}, size={list(self.size)})"
@@ -141,7 +148,7 @@ class Box:
 
 
 _Boxes = weakref.WeakValueDictionary[tuple[tuple[int, ...], tuple[int, ...]], Box]
-_bounded: _Boxes = weakref.WeakValueDictionary()  # of `Box.of`, as long as somebody has them
+_bounded: _Boxes = weakref.WeakValueDictionary()  # of `Box._of`, as long as somebody has them
 _unbounded: _Boxes = weakref.WeakValueDictionary()  # of `Box.spanning`
 
 

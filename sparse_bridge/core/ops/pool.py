@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ... import log
-from ...errors import DataTypeError, DeviceError, GeometryError, ShapeError, UnsupportedError
+from ...errors import DataTypeError, DeviceError, ShapeError, UnsupportedError
 from ...kernels.runtime.target import Target
-from ..arguments import expect_tensors
+from ..arguments import expect, expect_count, expect_tensors
 from ..conv.dataflow import Case
 from ..conv.registry import row_kernels
 from ..device import self_check, trace
@@ -157,6 +157,7 @@ def pool(x: torch.Tensor, kmap: KernelMap, mode: str, floor: float = float("-inf
     if mode not in MODES:
         raise UnsupportedError(f"pooling mode {mode!r}; expected one of {', '.join(MODES)}.")
     expect_tensors("pool", x=x)
+    expect(KernelMap, kmap=kmap)
     if x.ndim != 2 or x.shape[0] != kmap.n_in:
         raise ShapeError(f"features have shape {list(x.shape)}, the kernel map was built for {kmap.n_in} rows.")
     _check_dtype(x)
@@ -209,8 +210,7 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
         raise DataTypeError(f"batch indices are {batch.dtype}; expected int32 or int64.")
     if x.device != batch.device:
         raise DeviceError(f"features are on {x.device}, batch indices on {batch.device}; move both to one device.")
-    if batch_size < 0:
-        raise GeometryError(f"batch_size is {batch_size}; expected 0 or more.")
+    expect_count("batch_size", batch_size)
     if fixed_items() is not None and (rows := rows_of(x)).device is not None:
         return _in_use(x, batch, batch_size, mode, rows.device)
     segments = Segments(batch.contiguous(), batch_size)
