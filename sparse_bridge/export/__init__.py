@@ -13,7 +13,7 @@ ONNX files for Autoware's TensorRT plugins:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedError
 from ..kernels.runtime import target as targets
@@ -23,6 +23,9 @@ from .package import export_package
 from .player.library import Package as load_package
 from .plugin_checks import ExportError
 from .rulebooks import rulebook_inputs
+
+if TYPE_CHECKING:
+    from .player.folder import export_gpu_package
 
 __all__ = [
     "ExportError",

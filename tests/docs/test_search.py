@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import sparse_bridge
+from sparse_bridge import export
 from sparse_bridge.core import functional
 from tests.patience import PATIENCE
 
@@ -137,7 +138,10 @@ def test_the_api_page_has_public_names_only(site: Path) -> None:
 def test_the_api_page_has_all_public_names() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     words = set(re.findall(r"\w+", text))
-    assert set(functional.__all__) <= words
+    assert {*functional.__all__, *export.__all__, "to_core", "from_core"} <= words
+    assert "`sparse_bridge.settings.get()`" in text
+    table = text.partition("| name | what it gives |")[2].partition("\n\n")[0]
+    assert set(functional.__all__) <= set(re.findall(r"`(\w+)`", table))
     # Types that functions return, values, and modules.
     others = {"FrameworkStatus", "Handle", "__version__", "adapters", "settings"}
     assert set(sparse_bridge.__all__) - others <= words
