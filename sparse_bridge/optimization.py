@@ -4,6 +4,7 @@ which layers know what follows them."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from .adapters import base, protocol
 from .core import served_forward
 from .core.served_forward import Server
 from .errors import ModelError, SettingError, require_type
+from .names import meant
 
 _EXAMPLES = 3  # calls until layers are launched together with what follows them
 # Models that are optimised, and what ends that.
@@ -49,14 +51,23 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     later maps then use: kernels are compiled for it, which takes seconds, and each group of layers
     is timed for 0.3 s at most.
 
-    Returns `model`. Raises: DataTypeError for what is no module; SettingError for another `graphs`; ModelError, a
-    ValueError, when it is optimised already, or its forward is hooked, replaced or compiled; UnsupportedError for
-    `graphs` where this installation cannot capture, or where the forward of the model is no plain function of its
-    class; what the model raises over `example`. A model is left as it was then.
+    keywords: of the model, beside `example`.
+
+    Returns `model`. Raises: DataTypeError for what is no module; SettingError for another `graphs`, and keywords
+    without `example`; ModelError, a ValueError, when it is optimised already, or its forward is hooked, replaced or
+    compiled; UnsupportedError for `graphs` where this installation cannot capture, or where the forward of the model
+    is no plain function of its class; what the model raises over `example`. A model is left as it was then.
     """
     require_type("optimize()", model, nn.Module, "a torch.nn.Module")
     if graphs not in (None, True, False):
         raise SettingError(f"graphs is {graphs!r}; expected True, False or None.")
+    inputs = inspect.signature(model.forward).parameters if keywords else ()
+    for name in keywords:
+        hint = meant(name, ("graphs",))
+        if not example or (hint and name not in inputs):
+            raise SettingError(
+                f"optimize() has no option {name!r}; expected graphs, or keywords of the model behind an example.{hint}"
+            )
     if model in _models:
         raise ModelError("this model is optimised already; call restore(model) first.")
     if not hooks.plain(model):
@@ -71,7 +82,7 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     if settings.get().tune == "full":
         ends.insert(0, _FirstCalls(model).end)
     _models[model] = ends
-    if example or keywords:
+    if example:
         try:
             with torch.no_grad():
                 for _ in range(1 if graphs or model.training else _EXAMPLES):

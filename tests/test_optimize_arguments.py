@@ -36,3 +36,21 @@ def test_after_an_example_that_fails_another_one_is_taken():
         sparse_bridge.optimize(model, torch.ones(1, 3), graphs=False)
     assert hooks.may_be_replayed(model)
     assert sparse_bridge.optimize(model, torch.ones(1, 2)) is model
+
+
+class Swallowing(nn.Linear):
+    def forward(self, x, scale=1.0, **options):
+        return super().forward(x) * scale
+
+
+@pytest.mark.parametrize("example", [(), (torch.ones(1, 2),)])
+def test_a_misspelt_option_is_not_the_models(example):
+    model = Swallowing(2, 1)
+    with pytest.raises(SettingError, match=r"optimize\(\) has no option 'graph'.* Did you mean: 'graphs'"):
+        sparse_bridge.optimize(model, *example, graph=True)
+    assert sparse_bridge.restore(sparse_bridge.optimize(model, torch.ones(1, 2), scale=2.0, other=1)) is model
+
+
+def test_keywords_without_an_example_are_refused():
+    with pytest.raises(SettingError, match="has no option 'x'; expected graphs, or keywords of the model behind an"):
+        sparse_bridge.optimize(nn.Linear(2, 1), x=torch.ones(1, 2))

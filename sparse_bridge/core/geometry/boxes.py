@@ -64,7 +64,7 @@ class Box:
     def of(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
         """The box from `lo` of extents `size` ([1 + D] each, in cells).
 
-        Raises: GeometryError (no such tuples, a negative extent), OverflowLimitError (coordinates of 32 bits, 2^62 keys).
+        Raises: GeometryError (no such tuples, a negative extent), OverflowLimitError (32-bit coordinates, 2^62 keys).
         """
         if not (isinstance(lo, tuple) and isinstance(size, tuple) and len(lo) == len(size)):
             raise GeometryError(f"lo is {lo!r} and size {size!r}; expected two tuples of 1 + D numbers, batch first.")
