@@ -65,7 +65,7 @@ def show(run: Run) -> None:
     except ImportError:  # a bare GPU machine
         print(markdown([run]))
         return
-    console = Console()
+    console = Console(emoji=False)
     if not console.is_terminal:  # a file or a pipe has no width
         print(markdown([run]))
         return

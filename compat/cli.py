@@ -100,7 +100,7 @@ def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 def _console() -> Console:
     """Wide where nobody's window sets a width."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    return Console(emoji=False, highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
 def _device(wanted: str) -> str:

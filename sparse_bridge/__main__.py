@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         workers.wait_passively()
     try:
         parser = make_parser(command=argv[0] if argv else None)
+        parser.refuse_before_command(argv[:1])
         args = parser.parse_args(argv)
         return args.func(args) or 0
     except SparseBridgeError as error:
@@ -109,7 +110,7 @@ def _machine_refused(error: OSError) -> int:
 def _console(stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, markup=False, highlight=False)
+    return Console(stderr=stderr, emoji=False, markup=False, highlight=False)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -134,6 +135,14 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{'.' * bool(hint)}{hint}")
         return found, unknown
 
+    def refuse_before_command(self, words: Sequence[str]) -> None:
+        """End the program where one of them is an option of no command. argparse would blame what comes after it."""
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("-") and not any(option.startswith(name) for option in self._option_string_actions):
+                hint = meant(name, self._option_string_actions)
+                self.error(f"unrecognized arguments before the command: {word}{'.' * bool(hint)}{hint}")
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
             super()._check_value(action, value)
@@ -157,7 +166,7 @@ def _program() -> str:
     return script if script == "sparse-bridge" else "python -m sparse_bridge"
 
 
-def make_parser(command: str | None) -> argparse.ArgumentParser:
+def make_parser(command: str | None) -> _Parser:
     parser = _Parser(
         prog=_program(),
         description="Run spconv, torchsparse, MinkowskiEngine and FlexGEMM models on one Triton engine.",

@@ -78,7 +78,7 @@ class Table:
         from rich.console import Console
 
         width = terminal_width() if width is None else width
-        console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+        console = Console(file=io.StringIO(), emoji=False, width=width, color_system=None, highlight=False)
         console.print(self.rich(width))
         file: Any = console.file
         lines = [line.rstrip() for line in file.getvalue().splitlines()]

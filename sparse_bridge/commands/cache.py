@@ -95,7 +95,7 @@ def _plain(winners: Winners) -> dict[str, Any]:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print the stored and the shipped winners."""
-    console = Console()
+    console = Console(emoji=False)
     facts = collect()
     if args.json:
         console.print_json(json.dumps(facts))
@@ -191,7 +191,7 @@ def run_clear(args: argparse.Namespace) -> int:
         facts = {"folder": str(folder), "files": [path.name for path in files], "bytes": size}
         sys.stdout.write(json.dumps(facts) + "\n")
         return 0
-    Console().print(
+    Console(emoji=False).print(
         f"{len(files)} files deleted ({size / 1024:.1f} KiB) in {folder}", markup=False, highlight=False, soft_wrap=True
     )
     return 0

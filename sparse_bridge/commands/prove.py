@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             f"--device {args.device}: torch finds no CUDA or ROCm device; expected one. Install a "
             "GPU build of torch, or leave --device out to prove the CPU."
         )
-    console = Console(markup=False, highlight=False, soft_wrap=True)
+    console = Console(emoji=False, markup=False, highlight=False, soft_wrap=True)
     setup, facts, outcomes = Setup.find(args.device), record.machine(), []
     console.print(setup.title, style="bold")
     with Progress(1, "checking", console, transient=True) as progress:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, timer: Timer | None = None) -> int:
     """
     device = device_of(args.device)
     jobs = jobs_of(args)
-    console = Console(stderr=args.json)  # then standard output is for the result
+    console = Console(stderr=args.json, emoji=False)  # then standard output is for the result
     setup = Setup(device, args.tune)
     start = time.perf_counter()
     compile_all(jobs, setup, args.jobs or _processes(len(jobs)), console)

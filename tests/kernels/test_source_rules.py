@@ -268,3 +268,13 @@ def test_the_rule_of_vendors_sees_their_words():
         assert CUDA_ONLY.search(word)
     for word in ("cudart_version", "torch.cuda.current_device", "ptx_words"):
         assert not CUDA_ONLY.search(word)
+
+
+def test_text_of_users_keeps_its_colons():
+    """`:car:` is a path or a name, no picture."""
+    roots = [PACKAGE, *(PACKAGE.parent / name for name in ("benchmarks", "compat"))]
+    calls = [
+        (path, line) for root in roots for path in root.rglob("*.py") for line in path.read_text("utf-8").splitlines()
+    ]
+    consoles = [(path, line) for path, line in calls if re.search(r"\bConsole\(", line)]
+    assert consoles and [one for one in consoles if "emoji=False" not in one[1]] == []

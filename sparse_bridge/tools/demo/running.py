@@ -55,9 +55,9 @@ def run(args: argparse.Namespace, picture: Path | None) -> int:
 
 def _console() -> Console:
     """As wide as the terminal; files and pipes, which have no width, get room for all columns."""
-    console = Console()
+    console = Console(emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=_WIDTH)
+        console = Console(width=_WIDTH, emoji=False)
     return console
 
 

@@ -41,7 +41,7 @@ class Progress:
             progress.MofNCompleteColumn(),
             progress.TimeElapsedColumn(),
             progress.TimeRemainingColumn(),
-            console=console or Console(stderr=True),
+            console=console or Console(stderr=True, emoji=False),
             transient=transient,
         )
         self._task = self._bar.add_task(what, total=total)
