@@ -7,6 +7,8 @@ and of functions that call each other, may open and close in any order.
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import re
 import sys
 import threading
@@ -38,18 +40,21 @@ _excess: MemoryLimitError | None = None  # that nobody was told of
 _ROUNDED = 4 << 20  # by which torch's allocator, in large blocks, may exceed what layers ask for
 
 
-def size_of(text: str | int) -> int:
-    """Bytes of a size such as "8GiB", "512 MB" or 1 << 30.
+def size_of(text: str | float) -> int:
+    """Bytes of a size such as "8GiB", "512 MB", 1 << 30 or 1e9.
 
     Raises: SettingError.
     """
     n_bytes = None
-    if isinstance(text, int) and not isinstance(text, bool):
-        n_bytes = text
-    elif isinstance(text, str):
+    if isinstance(text, str):
         parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
         if parts is not None and parts[2].upper() in _UNITS:
             n_bytes = int(float(parts[1]) * _UNITS[parts[2].upper()])
+    elif isinstance(text, float):
+        n_bytes = int(text) if text.is_integer() else None
+    elif not isinstance(text, bool):
+        with contextlib.suppress(TypeError):
+            n_bytes = operator.index(text)
     if n_bytes is None or n_bytes <= 0:
         raise SettingError(
             f"a memory limit is {text!r}; expected a size such as '8GiB' or '512MB', or a number of bytes, above 0."
@@ -81,7 +86,7 @@ class memory_limit:  # read as a function, like `torch.no_grad`
     exception, MemoryLimitError, whose `least` is the limit that would have done.
     """
 
-    def __init__(self, limit: str | int) -> None:
+    def __init__(self, limit: str | float) -> None:
         self.limit = size_of(limit)
         self.entered = 0  # how often it is open
 

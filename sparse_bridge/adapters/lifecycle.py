@@ -102,7 +102,7 @@ def enable(
     strict: bool | None = None,
     profile: str | None = None,
     optimize: str | None = None,
-    memory_limit: str | int | None = None,
+    memory_limit: str | float | None = None,
 ) -> Handle:
     """Bridge `frameworks` ("spconv", ...); without names, all that this installation knows.
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -178,6 +179,17 @@ def test_a_map_of_the_way_down_is_built_again_on_the_way_up(blocks, monkeypatch,
         with sparse_bridge.memory_limit(limit):
             network(x, coords.clone())
         assert len(asked) > usual == len(set(asked)), "no map was built twice"
+
+
+@pytest.mark.parametrize("size", [1e9, np.float64(1e9), np.int64(10**9), np.uint32(10**9), torch.tensor(10**9), "1GB"])
+def test_whole_numbers_of_any_type_are_sizes(size):
+    assert memory.size_of(size) == 10**9 and type(memory.size_of(size)) is int
+
+
+@pytest.mark.parametrize("size", [1.5, float("inf"), float("nan"), True, None, -1.0, 0, torch.ones(2), (1,)])
+def test_what_is_no_size(size):
+    with pytest.raises(SettingError, match="a memory limit is"):
+        memory.size_of(size)
 
 
 def test_enable_takes_a_limit(plain_settings):

@@ -16,7 +16,7 @@ def chosen(name: str) -> int | None:
     return _limits[name].limit if name in _limits else None
 
 
-def choose(name: str, value: str | int | None) -> None:
+def choose(name: str, value: str | float | None) -> None:
     """Put the limit with which framework `name` is enabled in force; None: any.
 
     Raises: LifecycleError where it is enabled with another one.

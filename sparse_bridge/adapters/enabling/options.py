@@ -19,7 +19,7 @@ class EnableOptions(NamedTuple):
     strict: bool | None
     profile: str | None
     optimize: str | None
-    memory_limit: str | int | None = None
+    memory_limit: str | float | None = None
 
 
 def check(names: tuple[str, ...], requested: EnableOptions) -> None:
