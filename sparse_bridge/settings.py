@@ -14,7 +14,7 @@
 
 Each is a keyword, or several, of `update` (`KEYWORDS`). A list is separated by commas; its items are
 `keyword=value`, or `keyword` alone for 1. Names and values of earlier releases (`RENAMED`,
-`RENAMED_VALUES`) are accepted for one release, with a `FutureWarning`.
+`RENAMED_VALUES`) are accepted for one release, with a `FutureWarning`. An empty variable is none.
 """
 
 from __future__ import annotations
@@ -176,9 +176,8 @@ def _listed(variable: str, text: str) -> dict[str, Any]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, separator, value = item.partition("=")
         if name not in KEYWORDS[variable]:
-            raise SettingError(
-                f"{PREFIX}{variable} names {name!r}; expected a list of {', '.join(KEYWORDS[variable])}."
-            )
+            expected = f"expected a list of {', '.join(KEYWORDS[variable])}.{meant(name, KEYWORDS[variable])}"
+            raise SettingError(f"{PREFIX}{variable} names {name!r}; {expected}")
         values[name] = _check(name, value if separator else "1", f"{name} in {PREFIX}{variable}")
     return values
 
@@ -216,7 +215,7 @@ def _parsed(variable: str, text: str) -> dict[str, Any]:
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Read the `SPARSE_BRIDGE_*` variables of `environ`. Today's names go before renamed ones.
+    """Read the `SPARSE_BRIDGE_*` variables of `environ`. Today's names go before renamed ones. Empty: not set.
 
     Raises:
         SettingError: names a bad value and the allowed ones.
@@ -224,11 +223,11 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     values: dict[str, Any] = {}
     # MAP_GRAPHS before AHEAD: where both are off, nothing is prefetched.
     for old in sorted(RENAMED, reverse=True):
-        if PREFIX + old in environ:
+        if environ.get(PREFIX + old):
             _warn(PREFIX + old, RENAMED[old])
             values |= _checked(old.lower(), environ[PREFIX + old], PREFIX + old)
     for variable in KEYWORDS:
-        if PREFIX + variable in environ:
+        if environ.get(PREFIX + variable):
             values |= _parsed(variable, environ[PREFIX + variable])
     return Settings(**values)
 

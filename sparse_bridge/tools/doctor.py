@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _version, folders, native, releases, settings, workers
 from ..adapters import base, lifecycle
 from ..adapters.import_hook import installed
-from ..errors import SparseBridgeError
+from ..errors import SettingError, SparseBridgeError
 from ..native import build
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def _torch_facts(self_check: bool) -> dict[str, Any]:
         import torch
 
         from ..core.device import known_faults, rocm
+        from ..core.tuning import tune_cache
         from ..kernels.runtime import target
     except ImportError as error:
         return {"torch": None, "torch_problem": str(error), "triton": None, "devices": []} | {"warnings": []}
@@ -92,6 +93,11 @@ def _torch_facts(self_check: bool) -> dict[str, Any]:
     archs = tuple(facts["architecture"] for facts in described[1:] if facts["architecture"])
     machine = known_faults.Machine(torch.version.hip, triton, archs, os.environ, settings.get().capture)
     said = [releases.here(), rocm.allocator_warning(), *known_faults.of(machine)]
+    if settings.get().tune_file:
+        try:
+            tune_cache.pinned(settings.get().tune_file)
+        except SettingError as error:
+            said.append(str(error))
     return {
         "torch": torch.__version__,
         "torch_problem": None,

@@ -145,6 +145,12 @@ def test_variables_that_bear_on_a_result(no_frameworks, monkeypatch):
     assert "HSA_OVERRIDE_GFX_VERSION" in text and "no such setting" in text
 
 
+def test_a_file_of_pinned_tiles_that_is_not_there(no_frameworks, plain_settings, tmp_path):
+    with settings.override(tune="pinned", tune_file=tmp_path / "gone.json"):
+        (said,) = [text for text in doctor.collect(self_check=False)["warnings"] if "TUNE=pinned:FILE" in text]
+    assert "gone.json" in said and "No such file" in said
+
+
 def test_expandable_segments_on_rocm(no_frameworks, fake_gpu, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert doctor.collect()["warnings"] == []

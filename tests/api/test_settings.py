@@ -67,6 +67,7 @@ def test_today(given, want):
         ({"TUNE": "pinned:"}, ("SPARSE_BRIDGE_TUNE is 'pinned:'", "a file")),
         ({"ENABLE": "patch"}, ("SPARSE_BRIDGE_ENABLE", "'patch'", "torchsparse_profile")),
         ({"ENABLE": "mode=fast"}, ("mode in SPARSE_BRIDGE_ENABLE", "standin")),
+        ({"RULES": "grops"}, ("SPARSE_BRIDGE_RULES names 'grops'", "Did you mean: 'groups'?")),
         ({"RULES": "groups=3"}, ("groups in SPARSE_BRIDGE_RULES", "0 or 1")),
     ],
 )
@@ -96,6 +97,13 @@ def test_names_of_earlier_releases(name):
     value, want, new = OLD[name]
     with pytest.warns(FutureWarning, match=f"SPARSE_BRIDGE_{name} is called .*{new}"):
         assert changed(read(**{name: value})) == want
+
+
+@pytest.mark.parametrize("name", [*settings.KEYWORDS, *sorted(settings.RENAMED)])
+def test_an_empty_variable_is_not_set(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert changed(read(**{name: ""})) == {}
 
 
 def test_what_earlier_names_mean_together():
