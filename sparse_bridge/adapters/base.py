@@ -218,8 +218,16 @@ BY_NAME: dict[str, str] = {"torch_geometric": "sparse_bridge.adapters.torch_geom
 # Import names of other packages that a framework answers, by which it may be enabled, too.
 OTHER_NAMES: Mapping[str, str] = types.MappingProxyType({"spconv_triton": "spconv"})
 
+# Import names that are not the framework's name here.
+IMPORT_NAMES: Mapping[str, str] = types.MappingProxyType({"MinkowskiEngine": "minkowski"})
+
 _loaded: dict[str, Framework] = {}
 _lock = threading.Lock()
+
+
+def name_of(name: str) -> str:
+    """The name here of a framework that may be given by an import name."""
+    return {**OTHER_NAMES, **IMPORT_NAMES}.get(name, name)
 
 
 def load(name: str) -> Framework:
@@ -229,9 +237,9 @@ def load(name: str) -> Framework:
         SettingError: no adapter has that name.
         UnsupportedError: the adapter is registered but not part of this installation.
     """
-    if not isinstance(name, str):
+    if not isinstance(name, str) or "," in name:
         raise SettingError(f"framework {name!r}; expected names, as in enable('spconv', 'torchsparse').")
-    name = OTHER_NAMES.get(name, name)
+    name = name_of(name)
     with _lock:
         if name in _loaded:
             return _loaded[name]
@@ -239,7 +247,8 @@ def load(name: str) -> Framework:
         if name not in targets:
             names = sorted((*targets, *OTHER_NAMES))
             raise SettingError(
-                f"framework {name!r} is unknown; expected one of {', '.join(names)}.{meant(name, names)}"
+                f"framework {name!r} is unknown; expected one of {', '.join(names)}."
+                f"{meant(name, (*names, *IMPORT_NAMES))}"
             )
         target = targets[name]
     adapter = _import_adapter(name, target)

@@ -52,6 +52,7 @@ def convert(
         CoordinateError: the target cannot hold these coordinates, or the bounds do not.
         GeometryError: nor this grid.
     """
+    to = base.name_of(to)
     if to != "core" and to not in base.ADAPTERS:
         hint = meant(str(to), base.ADAPTERS)
         raise SettingError(f"to={to!r}; expected one of core, {', '.join(base.ADAPTERS)}.{hint}")

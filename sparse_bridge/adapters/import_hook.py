@@ -85,12 +85,25 @@ def import_problem(adapter: Framework) -> str | None:
     try:
         importlib.import_module(adapter.main)
     except Exception as error:  # broken builds raise anything, OSError and AssertionError too
+        release = _release(adapter)
         for name in _names_below(adapter.packages):
             if name not in loaded:
                 sys.modules.pop(name, None)
+        if release and isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == package:
+            return f"{package} {release} is installed, which has no {error.name} (supported: {adapter.versions})"
         first_line = str(error).strip().partition("\n")[0]
         return f"{package} failed to import: {type(error).__name__}: {first_line}"
     return None
+
+
+def _release(adapter: Framework) -> str | None:
+    """Of an installed framework, which need not import as a whole."""
+    if (version := adapter.version()) is not None:
+        return version
+    try:
+        return importlib.metadata.version(adapter.packages[0])
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def choose(adapter: Framework, mode: str) -> tuple[str, str]:

@@ -94,6 +94,18 @@ def test_half_imported_modules_are_purged(world):
     assert not [loaded for loaded in sys.modules if loaded.startswith(adapter.name)]
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_release_without_the_main_module_is_named(world, named):
+    adapter = world.framework()
+    write(world.site / adapter.name / "__init__.py", "__version__ = '1.2.1'" if named else "")
+    metadata = f"Metadata-Version: 2.1\nName: {adapter.name}\nVersion: 1.2.1\n"
+    write(world.site / f"{adapter.name}-1.2.1.dist-info" / "METADATA", metadata)
+    said = f"{adapter.name} 1.2.1 is installed, which has no {adapter.main} (supported: >=9,<10)"
+    assert import_problem(adapter) == said
+    with sparse_bridge.enable(adapter.name) as handle:
+        assert handle.status()[adapter.name].reason == said
+
+
 def test_what_a_users_failed_import_left_steps_aside_and_returns(world):
     name = world.framework("broken").name
     with pytest.raises(OSError, match="libfake"):

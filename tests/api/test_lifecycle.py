@@ -10,11 +10,13 @@ import sys
 import threading
 
 import pytest
+import torch
 
 import sparse_bridge
 from sparse_bridge import settings
 from sparse_bridge.adapters import base, call_stats, lifecycle
 from sparse_bridge.adapters.base import Patch
+from sparse_bridge.core.geometry.sparse_data import SparseData
 from sparse_bridge.errors import LifecycleError, SettingError, UnsupportedError
 from tests.patience import PATIENCE
 
@@ -165,6 +167,21 @@ def test_names_are_checked(world):
         sparse_bridge.enable(name, optimize="on")
     with pytest.raises(SettingError, match="strict is 'yes'"):
         sparse_bridge.enable(name, strict="yes")
+
+
+def test_import_names_are_names_too(plain_settings):
+    assert base.load("MinkowskiEngine") is base.load("minkowski")
+    with pytest.raises(SettingError, match="Did you mean: 'MinkowskiEngine'"):
+        base.load("MinkowskiEngin")
+    data = SparseData(torch.ones(1, 1), torch.zeros(1, 4, dtype=torch.int32), (1, 1, 1))
+    with sparse_bridge.enable("MinkowskiEngine", mode="standin") as handle:
+        assert list(handle.status()) == ["minkowski"]
+        assert type(sparse_bridge.convert(data, to="MinkowskiEngine")).__module__.startswith("MinkowskiEngine")
+
+
+def test_names_in_one_text():
+    with pytest.raises(SettingError, match=r"'spconv,torchsparse'; expected names, as in enable\('spconv', 'torch"):
+        sparse_bridge.enable("spconv,torchsparse")
 
 
 def test_an_adapter_that_is_not_there(world):
