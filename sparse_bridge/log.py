@@ -1,16 +1,21 @@
-"""The package logger. Silent unless the application configures logging; root handlers are never
-touched."""
+"""The package logger, and warnings. The logger is silent unless the application configures logging; root handlers are
+never touched."""
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
+import warnings
+from types import FrameType
 
 from . import state
 
 logger = logging.getLogger("sparse_bridge")
 logger.addHandler(logging.NullHandler())
 
+_PLACES = (os.path.dirname(__file__) + os.sep, "<frozen ")  # no lines that a user can change
 _seen: set[tuple[str, ...]] = set()
 _lock = threading.Lock()
 
@@ -30,3 +35,16 @@ def once(key: tuple[str, ...], message: str, level: int = logging.INFO) -> bool:
         _seen.add(key)
     logger.log(level, message)
     return True
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's that led here; of `sys` where none did."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_PLACES):
+        frame = frame.f_back
+    if frame is None:
+        warnings.warn_explicit(text, category, "sys", 1)
+    else:
+        names = frame.f_globals
+        place = frame.f_code.co_filename, frame.f_lineno, names.get("__name__")
+        warnings.warn_explicit(text, category, *place, names.setdefault("__warningregistry__", {}))

@@ -12,12 +12,11 @@ import operator
 import re
 import sys
 import threading
-import warnings
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from . import settings
+from . import log, settings
 from .errors import LifecycleError, MemoryLimitError, SettingError
 
 _UNITS = {
@@ -133,7 +132,7 @@ def leave(opened: memory_limit) -> None:
     """Close it where no block ends: a RuntimeWarning says what exceeded it."""
     excess = _close(opened)
     if excess is not None:
-        warnings.warn(str(excess), RuntimeWarning, stacklevel=2)
+        log.warn(str(excess), RuntimeWarning)
 
 
 def _turn() -> None:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import sys
-import warnings
 
-from . import state
+from . import log, state
 
 # Oldest and newest Python.
 PYTHONS = ("3.10", "3.13")
@@ -90,8 +89,8 @@ def here() -> str | None:
     return untested(sys.version_info[:2], release(torch), triton)
 
 
-def warn(stacklevel: int) -> None:
-    """Say once in a process what of it was not tested.  stacklevel: as if the caller warned."""
+def warn() -> None:
+    """Say once in a process what of it was not tested."""
     global _warned
     if _warned:
         return
@@ -99,4 +98,4 @@ def warn(stacklevel: int) -> None:
     problem = here()
     if problem is not None:
         text = f"sparse_bridge: {problem} It may work; `python -m sparse_bridge prove` tells."
-        warnings.warn(text, UserWarning, stacklevel + 1)
+        log.warn(text, UserWarning)

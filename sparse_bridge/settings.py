@@ -23,11 +23,11 @@ import dataclasses
 import itertools
 import os
 import threading
-import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from . import log
 from .errors import SettingError
 from .names import meant
 
@@ -160,7 +160,7 @@ def _check(name: str, value: object, label: str) -> object:
 
 def _warn(old: str, new: str) -> None:
     text = f"{old} is called {new} now; the next release does not accept it."
-    warnings.warn(text, FutureWarning, stacklevel=4)
+    log.warn(text, FutureWarning)
 
 
 def _checked(name: str, value: object, label: str) -> dict[str, Any]:
@@ -256,12 +256,12 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
 _told: set[str] = set()
 
 
-def warn_of_unknown_variables(stacklevel: int) -> None:
-    """Say once in a process which variables nothing reads.  stacklevel: as if the caller warned."""
+def warn_of_unknown_variables() -> None:
+    """Say once in a process which variables nothing reads."""
     for name, text in unknown_variables(os.environ).items():
         if name not in _told:
             _told.add(name)
-            warnings.warn(text, UserWarning, stacklevel + 1)
+            log.warn(text, UserWarning)
 
 
 _lock = threading.RLock()

@@ -137,8 +137,8 @@ def enable(
     names = tuple(dict.fromkeys(base.load(name).name for name in frameworks) or base.ADAPTERS)
     requested = EnableOptions(mode, strict, profile, optimize, memory_limit)
     options.check(names, requested)
-    releases.warn(stacklevel=2)
-    settings.warn_of_unknown_variables(stacklevel=2)
+    releases.warn()
+    settings.warn_of_unknown_variables()
     with _lock:
         for name in names:
             join(name)

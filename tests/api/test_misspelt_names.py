@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import pickle
 import subprocess
@@ -115,6 +116,31 @@ def test_a_variable_that_nothing_reads_is_named_once(monkeypatch):
         "sparse_bridge_tune is set, but sparse_bridge has no such setting. Did you mean: 'SPARSE_BRIDGE_TUNE'?",
     ]
     assert all(one.filename == __file__ for one in said if "no such setting" in str(one.message))
+
+
+def test_a_variable_of_earlier_releases_is_named_where_settings_are_first_read(monkeypatch, plain_settings):
+    monkeypatch.setenv("SPARSE_BRIDGE_STRICT", "1")
+    for first in (lambda: sparse_bridge.enable("spconv"), sparse_bridge.settings.get, sparse_bridge.update_settings):
+        settings.reset()
+        with pytest.warns(FutureWarning, match="SPARSE_BRIDGE_STRICT is called") as said:
+            first()
+        assert {one.filename for one in said} == {__file__}
+    sparse_bridge.disable()
+
+
+def test_of_a_command_no_line_of_ours_is_to_blame(tmp_path):
+    (tmp_path / "program.py").write_text("")
+    names = {"SPARSE_BRIDGE_STRICT": "0", "SPARSE_BRIDGE_STRCT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "sparse_bridge", "run", "--framework", "torchsparse", str(tmp_path / "program.py")],
+        env={**os.environ, **names},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    said = [line for line in done.stderr.splitlines() if "Warning: " in line]
+    assert done.returncode == 0 and len(said) == 2, done.stderr
+    assert all(line.startswith("sys:1: ") for line in said)
 
 
 @pytest.mark.parametrize("value", [3, None, [], int])
