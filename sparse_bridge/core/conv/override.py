@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import settings
+from ... import log, settings
 from ...errors import SettingError, require_type
 
 _local = threading.local()
@@ -143,6 +143,8 @@ def dataflow(module: nn.Module, name: str | None, splits: int | None = None) -> 
     _modules.discard(module)
     if name in (None, "auto"):
         return
+    if all(type(one).__module__.startswith("torch.nn.") for one in module.modules()):
+        log.warn(f"dataflow() got {type(module).__name__}, in which nothing is sparse; no layer takes it.", UserWarning)
     module.register_forward_pre_hook(_Enter(str(name)), prepend=True)
     module.register_forward_hook(_leave, always_call=True)
     _modules.add(module)

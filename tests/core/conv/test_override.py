@@ -130,3 +130,13 @@ def test_grouped_on_a_gpu(made):
     sparse_bridge.dataflow(module, "grouped")
     assert flows(module, x.cuda(), found.kmap) == ["grouped"]
     assert_close(module(x.cuda(), found.kmap), want, torch.float16)
+
+
+def test_modules_of_torch_alone_have_nothing_that_takes_a_dataflow():
+    for module in (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU())):
+        with pytest.warns(
+            UserWarning, match=f"dataflow.. got {type(module).__name__}, in which nothing is sparse"
+        ) as said:
+            sparse_bridge.dataflow(module, "grouped")
+        assert said[0].filename == __file__
+        sparse_bridge.dataflow(module, None)
