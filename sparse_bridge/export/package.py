@@ -3,10 +3,13 @@ the source of sparse_bridge's operators, an example, and recorded scenes."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import os
 import pathlib
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,14 +127,18 @@ def _any_rows(model: nn.Module, inputs: Scene) -> tuple[Any, ...]:
 def _traced(model: nn.Module, inputs: Scene, dynamic_shapes: Any) -> Any:
     from .. import compile as operators  # noqa: F401 - registers them
 
+    printed = io.StringIO()  # in front of an error torch prints the graph so far
     try:
         with torch.no_grad():
             package_scenes.tensors_of(model(*inputs))
-            return torch.export.export(model, inputs, dynamic_shapes=dynamic_shapes)
+            with contextlib.redirect_stderr(printed):
+                program = torch.export.export(model, inputs, dynamic_shapes=dynamic_shapes)
     except torch._dynamo.exc.TorchDynamoException as error:
         raise _refused("torch.export does not take the model", error) from error
     except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode as error:
         raise _refused("the model's Python code decides by data", error) from error
+    sys.stderr.write(printed.getvalue())
+    return program
 
 
 def _refused(problem: str, error: Exception) -> ExportError:

@@ -90,9 +90,10 @@ def test_results_that_are_no_tensors(tmp_path):
     assert "returned a int" in refused(Plain(lambda x: (x, 1)).eval(), tmp_path)
 
 
-def test_code_that_decides_by_data(tmp_path):
+def test_code_that_decides_by_data(tmp_path, capsys):
     model = Plain(lambda x: x + 1 if x.sum() > 0 else x).eval()
     assert "decides by data" in refused(model, tmp_path)
+    assert "def forward" not in capsys.readouterr().err, "torch's graph"
 
 
 def test_sizes_that_a_model_fixes(tmp_path):
