@@ -368,6 +368,7 @@ def test_the_report_counts_layers_of_children(machine, tmp_path, way):
     values = json.loads(file.read_text())
     assert values["children"] == 3
     assert values["layers"]["invented"]["Conv"] == {"bridged": 8, "original": {}}
+    assert [one["imported"] for one in values["frameworks"] if one["framework"] == "invented"] == [True]
     assert not list(tmp_path.glob("sparse_bridge-*")), "nothing is left behind"
 
 

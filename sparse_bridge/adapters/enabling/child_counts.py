@@ -86,4 +86,9 @@ def added_to(report: Report, folder: str) -> Report:
             framework, layer, reason = json.loads(line[_DIGITS + 1 :])
             tally[framework, layer, reason] += int(line[:_DIGITS])
     counted = {key: n for key, n in tally.items() if n}
-    return dataclasses.replace(report, layers=call_stats.counts(counted), children=len(files))
+    all_layers = call_stats.counts(counted)
+    frameworks = tuple(
+        dataclasses.replace(status, imported=status.imported or status.framework in all_layers)
+        for status in report.frameworks
+    )
+    return dataclasses.replace(report, frameworks=frameworks, layers=all_layers, children=len(files))
