@@ -97,7 +97,8 @@ class Results:
                 cells.append(CellResult(**cell, checks=checks))
             return Results(tuple(values["runs"]), tuple(cells))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SettingError(f"{path} holds no results of `compat`: {error}") from None
+            why = getattr(error, "strerror", None) or error
+            raise SettingError(f"{path} holds no results of `compat`: {why}") from None
 
     @property
     def unexpected(self) -> list[tuple[CellResult, CheckResult]]:

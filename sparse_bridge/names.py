@@ -26,7 +26,8 @@ def meant(name: str, names: Iterable[str], prefix: str = "") -> str:
     if name.startswith("_"):
         return ""
     by_lower = {one.lower(): one for one in names if not one.startswith("_")}
-    near = difflib.get_close_matches(name.lower(), by_lower, 1, 0.7)
+    longer = [one for one in by_lower if one.startswith(name.lower())]
+    near = difflib.get_close_matches(name.lower(), longer or by_lower, 1, 0.7)
     return f" Did you mean: {prefix + by_lower[near[0]]!r}?" if near else ""
 
 

@@ -130,7 +130,7 @@ def choose(adapter: Framework, mode: str) -> tuple[str, str]:
     if mode == "patch":
         raise LifecycleError(
             f"mode='patch' for {adapter.name}, but {problem}. Repair the installation "
-            f"(supported: {adapter.versions}), or use mode='auto' or 'standin'."
+            f"(supported: {adapter.versions}), or use mode 'auto' or 'standin'."
         )
     return "standin", problem
 

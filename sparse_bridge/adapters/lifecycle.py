@@ -159,7 +159,7 @@ def enable(
                 _let_go(enabled)
             raise
         if not active:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in _left_out.items())
+            reasons = "; ".join(f"{name}: {reason.rstrip('.')}" for name, reason in _left_out.items())
             raise LifecycleError(f"enable() found no framework that it can bridge ({reasons}).")
         inherited.renew()
         return Handle(tuple(active), claims, baseline)

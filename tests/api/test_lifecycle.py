@@ -62,7 +62,7 @@ def test_patching_reaches_what_was_imported_before_and_after(world):
 def test_modes_that_cannot_be_had(world):
     absent, broken = world.framework().name, world.framework("broken").name
     working = world.framework("working")
-    with pytest.raises(LifecycleError, match=r"not installed.*>=9,<10.*mode='auto'"):
+    with pytest.raises(LifecycleError, match=r"not installed.*>=9,<10.*mode 'auto'"):
         sparse_bridge.enable(absent, mode="patch")
     with pytest.raises(LifecycleError, match=r"libfake\.so\.11"):
         sparse_bridge.enable(broken, mode="patch")
@@ -190,7 +190,7 @@ def test_an_adapter_that_is_not_there(world):
     for name in ("later", "empty"):
         with pytest.raises(UnsupportedError, match=rf"adapter of {name} .* not part of"):
             sparse_bridge.enable(name)
-    with pytest.raises(LifecycleError, match="no framework that it can bridge"):
+    with pytest.raises(LifecycleError, match=r"no framework that it can bridge \(later: .*[^.]; empty: .*[^.]\)\.$"):
         sparse_bridge.enable()
     name = world.framework().name
     with sparse_bridge.enable():

@@ -32,6 +32,8 @@ def test_values_of_arguments_get_a_hint(call, said):
 
 def test_a_name_of_another_case_is_meant_and_a_far_one_is_not():
     assert names.meant("SubMConv3D", ["SparseConv3d", "SubMConv3d"]) == " Did you mean: 'SubMConv3d'?"
+    common = ["MinkowskiCommon", "MinkowskiConvolution", "MinkowskiConvolutionTranspose"]
+    assert names.meant("MinkowskiConv", common) == " Did you mean: 'MinkowskiConvolution'?"
     assert names.meant("DATAFLW", ["DATAFLOW", "FP32"], "PRE_") == " Did you mean: 'PRE_DATAFLOW'?"
     assert names.meant("FOO", ["DATAFLOW", "FP32"]) == names.meant("_enable", ["enable"]) == ""
 

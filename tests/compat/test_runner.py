@@ -126,7 +126,7 @@ def test_command_line(toys, tmp_path, capsys):
         (["--framework", "caffe"], "expected spconv, torchsparse, minkowski"),
         (["--dtype", "fp32"], "expected float32"),
         (["--model", "no such model"], "no model matches"),
-        (["report", "missing.json"], "holds no results"),
+        (["report", "missing.json"], "holds no results of `compat`: No such file or directory"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments, words, capsys):

@@ -368,6 +368,9 @@ def test_text_html_and_json(tmp_path, monkeypatch):
         model(torch.ones(5, 4))
     text = str(p)
     assert repr(p) == text and "2 layers" in text
+    with sparse_bridge.profile(model[0]) as alone:
+        model[0](torch.ones(5, 4))
+    assert "\n1 layer. Times" in str(alone)
     assert "Profile of Sequential" in text and "between layers" in text and "4 > 8" in text
     monkeypatch.setenv("COLUMNS", "60")
     narrow = str(p)

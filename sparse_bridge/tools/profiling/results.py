@@ -179,7 +179,8 @@ def table(title: str, layers: Sequence[LayerProfile], totals: Totals) -> Table:
     peaks = any(layer.peak_bytes is not None for layer in layers)
     left = sum(sum(layer.original.values()) for layer in layers)
     remark = (
-        f"{len(layers)} layers. Times are sums over all calls, with the building of kernel maps; "
+        f"{len(layers)} layer{'s' * (len(layers) != 1)}. Times are sums over all calls, with the building of kernel "
+        "maps; "
         f"{'the share is of the GPU' if on_device else 'the share is of the host'}. MiB: "
         f"{'peak of a call' if peaks else 'features of a result'}."
     )
