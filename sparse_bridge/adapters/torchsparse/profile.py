@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import re
 import threading
+import warnings
 from typing import Any
 
 from ...log import logger
@@ -30,6 +31,7 @@ __all__ = [
     "in_force",
     "of_version",
     "peek",
+    "saw_old_name",
     "saw_old_signature",
 ]
 
@@ -147,6 +149,21 @@ def saw_old_signature(call: str) -> Profile:
         _OLD,
     )
     return PROFILES[_OLD]
+
+
+def saw_old_name(name: str) -> None:
+    """The program assigns to `name`, which 2.1 has not: a warning where nobody chose the release, since coordinates of
+    the older ones would be read wrongly."""
+    import torch
+
+    if _chosen is None and not torch.compiler.is_compiling():  # compilers refuse warnings
+        warnings.warn(
+            f"the program assigns {name}, an attribute of torchsparse 1.4 and 2.0, but the process runs with profile "
+            f"{_DEFAULT}, the default, which reads coordinates as [b, x, y, z]. If the project is written for 1.4 or "
+            "2.0, say enable('torchsparse', profile='1.4'); else name profile='2.1'.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def in_force() -> str | None:

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -95,6 +96,37 @@ def test_an_old_call_comes_too_late_or_contradicts():
                 ts.nn.Conv3d(4, 5, 3, 1, 0, 1, True)
             with pytest.raises(TypeError, match="takes a bool"):
                 ts.nn.functional.conv3d(sample(ts, profile), torch.ones(27, 4, 4), 3, None, 1, 0, 1)
+
+
+def test_trilinear_weights_of_an_old_layout():
+    """The layer that follows has read the coordinates by then, so the release is settled; else this decides."""
+    point, index = torch.rand(5, 4), torch.zeros(8, 5, dtype=torch.int32)
+    with speaking(None) as ts:
+        ts.nn.Conv3d(4, 4, 3)(sample(ts, "2.1"))
+        with pytest.raises(TypeError, match=r"\[8, N\], as torchsparse 1.4 and 2.0 take it.*profile='1.4'"):
+            ts.nn.functional.calc_ti_weights(point, index, scale=2)
+    with speaking(None) as ts:
+        assert ts.nn.functional.calc_ti_weights(point, index, scale=2).shape == (8, 5)
+        assert ts.__version__ == "1.4.0" and "idx_query" in note()
+    with speaking("2.1") as ts:
+        assert ts.nn.functional.calc_ti_weights(point.repeat(8, 1)[:8], torch.zeros(8, 8).int()).shape == (8, 8)
+        with pytest.raises(ValueError, match="expected"):
+            ts.nn.functional.calc_ti_weights(point, index[:, :4])
+
+
+@pytest.mark.parametrize("name", ["cmaps", "kmaps"])
+def test_attributes_of_old_releases_warn_where_nobody_chose(name):
+    for profile in (None, "2.1", "1.4"):
+        with speaking(profile) as ts, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            x, y = sample(ts, "2.1"), sample(ts, "2.1")
+            ts.nn.Conv3d(4, 4, 3)(x)
+            assert not caught and getattr(x, name) is not None
+            setattr(y, name, getattr(x, name))
+            assert len(caught) == (profile is None)
+            for warning in caught:
+                assert f"SparseTensor.{name}" in str(warning.message) and "profile='1.4'" in str(warning.message)
+                assert warning.filename == __file__
 
 
 def test_wrong_profiles():

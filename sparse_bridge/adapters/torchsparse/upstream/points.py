@@ -93,9 +93,12 @@ def spdevoxelize(feats: torch.Tensor, coords: torch.Tensor, weights: torch.Tenso
 def calc_ti_weights(coords: torch.Tensor, idx_query: torch.Tensor, scale: float = 1) -> torch.Tensor:
     """Trilinear weights of points whose first columns are x, y, z.
 
-    idx_query and the result: [8, N] up to 2.0, [N, 8] in 2.1. Raises ShapeError, DataTypeError.
+    idx_query and the result: [8, N] up to 2.0, [N, 8] in 2.1. Raises ShapeError, DataTypeError,
+    SignatureError (the layout of an older release).
     """
     expect_tensors("calc_ti_weights", coords=coords, idx_query=idx_query)
+    if profiles.peek().batch_first and 8 != coords.shape[0] == idx_query.shape[-1] and idx_query.shape[0] == 8:
+        profiles.saw_old_signature("calc_ti_weights got an idx_query of [8, N]")
     if profiles.current().batch_first:
         return _weights(coords, idx_query, scale)
     return _weights(coords, idx_query.t(), scale).t().contiguous()

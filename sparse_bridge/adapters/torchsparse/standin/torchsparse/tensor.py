@@ -7,6 +7,7 @@ from torchsparse.utils.tensor_cache import TensorCache, TensorCacheMode, get_glo
 from torchsparse.utils.utils import make_ntuple
 
 from sparse_bridge.adapters.lazy_features import LazyFeatures, brief_features, keep
+from sparse_bridge.adapters.torchsparse import profile as profiles
 from sparse_bridge.adapters.torchsparse.operations import dense, joins
 from sparse_bridge.core.geometry.sparse_data import brief
 from sparse_bridge.errors import ContractError, DataTypeError
@@ -28,12 +29,13 @@ def set_allow_negative_coordinates(allow_negative_coordinates):
 
 
 def _forwarded(name):
-    """A dictionary of the shared caches under a name of an older release."""
+    """A dictionary of the shared caches under a name of an older release; who assigns to it is written for that."""
 
     def get(self):
         return getattr(self._caches, name)
 
     def put(self, value):
+        profiles.saw_old_name(f"SparseTensor.{name}")
         setattr(self._caches, name, value)
 
     return property(get, put, doc=f"`_caches.{name}`")
