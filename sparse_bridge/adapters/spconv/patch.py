@@ -143,8 +143,8 @@ def _assignable(original: property) -> property:
     return property(original.fget, assign_features, None, "Features [N, C]; assignable as in spconv 1.x.")
 
 
-def _before_loading(self: Any, state_dict: Any, prefix: str, *ignored: Any) -> None:
-    weights.before_loading(self, state_dict, prefix)
+def _before_loading(self: Any, state_dict: Any, prefix: str, *others: Any) -> None:
+    weights.before_loading(self, state_dict, prefix, others[-1])
 
 
 def patches() -> list[Patch]:

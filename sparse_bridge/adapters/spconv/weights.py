@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -11,16 +10,18 @@ from ... import log
 from ...errors import ContractError
 from .rules.switches import saved_layout
 
+_VARIABLE = "SPCONV_SAVED_WEIGHT_LAYOUT"
 _COUNTER = "max_num_voxels_during_training"
 _ORIGIN = {"RSKC": "spconv 2.0 / 2.1 (algo Native)", "RSCK": "spconv 1.x"}
 
 
-def before_loading(layer: Any, state_dict: dict[str, torch.Tensor], prefix: str) -> None:
+def before_loading(layer: Any, state_dict: dict[str, torch.Tensor], prefix: str, errors: list[str]) -> None:
     """What a convolution does to a checkpoint before its own entries are loaded.
 
     Adds the voxel counter to checkpoints that lack it. SPCONV_SAVED_WEIGHT_LAYOUT "RSKC" or "RSCK"
     converts the weight in place; where it is not set and the weight has the shape of an older
-    layout, a warning names that layout.
+    layout, `errors`, which torch raises with its own of the shape, names that layout; unless a
+    loader or hook of the program's own may convert it.
 
     Raises ContractError for an unknown layout, and where one is set and the checkpoint has no
     weight.
@@ -35,8 +36,14 @@ def before_loading(layer: Any, state_dict: dict[str, torch.Tensor], prefix: str)
             ("spconv-layout", layout),
             f"loading weights saved by {_ORIGIN[layout]}: layout {layout} is converted to KRSC",
         )
-    elif not layout and isinstance(state_dict.get(key), torch.Tensor):  # of others torch says what they are
-        _hint(state_dict[key], key, layer)
+    elif not layout and isinstance(state_dict.get(key), torch.Tensor) and _torch_loads(layer):
+        _hint(state_dict[key], key, layer, errors)
+
+
+def _torch_loads(layer: Any) -> bool:
+    """Whether nothing comes between this hook and torch, which refuses weights of another shape."""
+    loads = getattr(layer._load_from_state_dict, "__func__", None)
+    return loads is torch.nn.Module._load_from_state_dict and len(layer._load_state_dict_pre_hooks) == 1
 
 
 def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
@@ -45,19 +52,19 @@ def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
     return {"RSKC": (*kernel, c_out, c_in), "RSCK": (*kernel, c_in, c_out)}
 
 
-def _hint(weight: torch.Tensor, key: str, layer: Any) -> None:
+def _hint(weight: torch.Tensor, key: str, layer: Any, errors: list[str]) -> None:
     shape = tuple(weight.shape)
     if shape == tuple(layer.weight_shape):
         return
-    fits = [layout for layout, stored in _shapes(layer).items() if stored == shape]
-    if fits:
-        log.once(
-            ("spconv-layout-hint", *fits),
-            f"{key} is stored as {list(shape)}, the layer has {list(layer.weight_shape)}. That is "
-            f"the layout {' or '.join(fits)} of "
-            f"{' or '.join(_ORIGIN[layout] for layout in fits)}; set "
-            f"SPCONV_SAVED_WEIGHT_LAYOUT={fits[-1]} before the program starts to load it.",
-            logging.WARNING,
+    advice = ", ".join(
+        f"{_VARIABLE}={layout} if it was saved by {_ORIGIN[layout]}"
+        for layout, stored in _shapes(layer).items()
+        if stored == shape
+    )
+    if advice and not any(advice in error for error in errors):  # once for all layers
+        errors.append(
+            f"{key} is stored as {list(shape)}, an older layout than the layer's {list(layer.weight_shape)}. Set "
+            f"{advice}, before the program starts to load the checkpoint."
         )
 
 
@@ -70,7 +77,7 @@ def convert_layout(state_dict: dict[str, torch.Tensor], key: str, layout: str, l
     Raises ContractError when the key is missing.
     """
     if key not in state_dict:
-        raise ContractError(f"SPCONV_SAVED_WEIGHT_LAYOUT={layout} is set, but the checkpoint has no {key!r}.")
+        raise ContractError(f"{_VARIABLE}={layout} is set, but the checkpoint has no {key!r}.")
     weight = state_dict[key]
     ndim, kernel = len(layer.kernel_size), tuple(layer.kernel_size)
     stored = _shapes(layer)[layout]

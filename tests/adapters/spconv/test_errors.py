@@ -333,11 +333,12 @@ def test_checkpoints_of_older_versions(sp, layout, monkeypatch, caplog):
         old[key] = SAVED[layout](old[key])
     raw = old["2.weight"]  # both versions read the memory of a unit kernel as [C, K]
     old["2.weight"] = raw.reshape(1, 1, 1, 4, 7) if layout == "RSCK" else raw.reshape(1, 1, 1, 7, 4)
-    log.reset()
-    with caplog.at_level(logging.INFO, "sparse_bridge"), pytest.raises(RuntimeError, match="size"):
+    with pytest.raises(RuntimeError, match=f"SPCONV_SAVED_WEIGHT_LAYOUT={layout} if it was (?s:.*)size") as info:
         net().load_state_dict(dict(old))
-    assert f"SPCONV_SAVED_WEIGHT_LAYOUT={layout}" in caplog.text
-    caplog.clear()
+    assert str(info.value).count("an older layout") == 1
+    with pytest.raises(RuntimeError, match=f"unit.weight is stored as (?s:.*)={layout} if it was saved by"):
+        sp.SparseSequential(unit=sp.SubMConv3d(4, 7, 1)).load_state_dict({"unit.weight": old["2.weight"]})
+    log.reset()
     monkeypatch.setattr(spconv.constants, "SAVED_WEIGHT_LAYOUT", layout)
     loaded = net()
     with caplog.at_level(logging.INFO, "sparse_bridge"):
@@ -346,6 +347,21 @@ def test_checkpoints_of_older_versions(sp, layout, monkeypatch, caplog):
     x = apis.tensor(sp)
     assert torch.equal(loaded(x).features, saved(x).features)
     refused(lambda: sp.SubMConv3d(4, 6, 3).load_state_dict({}, strict=False), AssertionError, "'weight'")
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_shape_of_two_layouts_names_both(sp, kernel):
+    old = {"weight": torch.zeros(kernel, kernel, kernel, 4, 4), "bias": torch.zeros(4)}
+    both = r"=RSKC if it was saved by spconv 2.0 / 2.1 .*=RSCK if it was saved by spconv 1.x"
+    layer = sp.SubMConv3d(4, 4, kernel)
+    with pytest.raises(RuntimeError, match=both):
+        layer.load_state_dict(old)
+
+    def convert(state, *_):
+        state["weight"] = state["weight"].movedim(-1, 0)
+
+    layer._register_load_state_dict_pre_hook(convert)  # as projects do
+    layer.load_state_dict(dict(old))
 
 
 def test_voxel_counters_missing_from_a_checkpoint(sp):

@@ -161,7 +161,7 @@ class SparseConvolution(SparseConvolutionBase, SparseModule):
     def _load_weight_different_layout(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ):
-        weights.before_loading(self, state_dict, prefix)
+        weights.before_loading(self, state_dict, prefix, error_msgs)
 
     def extra_repr(self):
         text = (
