@@ -19,6 +19,13 @@ def framework_of(x: Any) -> str | None:
     return next((framework.name for framework in base.frameworks() if framework.takes(x)), None)
 
 
+def kind_of(x: Any, to: str) -> str:
+    """What an error calls `x` where a sparse tensor of framework `to` belongs: its class, and of another framework
+    the call that converts it."""
+    of, kind = framework_of(x), type(x).__name__
+    return kind if of in (None, to) else f"{kind} of {of} (sparse_bridge.convert(x, to={to!r}) converts it)"
+
+
 def convert(
     x: Any,
     to: str,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import sparse_bridge
 from sparse_bridge import errors
 
 from .standins import standin
@@ -69,6 +70,34 @@ def test_typed_error_names_the_kind(name):
                 with pytest.raises(errors.SparseBridgeError) as info:
                     call(other)
                 assert type(other).__name__ in str(info.value), (call_name, kind, info.value)
+
+
+def test_tensors_of_another_framework_are_named():
+    """Two of them call their tensors SparseTensor; layers that work on rows alone may take others."""
+    rows = torch.ones(1, 4), torch.zeros(1, 4, dtype=torch.int32)
+    with standin("spconv") as sp, standin("torchsparse") as ts, standin("minkowski") as ME:
+        others = {
+            "spconv": sp.SparseConvTensor(*rows, [2, 2, 2], 1),
+            "torchsparse": ts.SparseTensor(*rows),
+            "minkowski": ME.SparseTensor(*rows),
+        }
+        others["core"] = sparse_bridge.convert(others["torchsparse"], to="core")
+        layers = sp.SubMConv3d(4, 4, 3), sp.SparseMaxPool3d(2), sp.ToDense(), sp.AddTable()
+        calls = {"spconv": [*layers[:3], lambda x: layers[3]([x, x]), lambda x: others["spconv"] + x]}
+        nn, functional = importlib.import_module("torchsparse.nn"), importlib.import_module("torchsparse.nn.functional")
+        calls["torchsparse"] = [nn.Conv3d(4, 4, 3), nn.GlobalAvgPool(), functional.spcrop]
+        calls["torchsparse"] += [lambda x: others["torchsparse"] + x, lambda x: ts.cat([others["torchsparse"], x])]
+        calls["minkowski"] = [ME.MinkowskiConvolution(4, 4, 3, dimension=3), ME.MinkowskiReLU()]
+        calls["minkowski"] += [lambda x: others["minkowski"] + x, lambda x: ME.cat(others["minkowski"], x)]
+        calls["minkowski"] += [ME.MinkowskiFunctional.relu, lambda x: ME.MinkowskiUnion()(x, x)]
+        calls["minkowski"] += [lambda x: ME.MinkowskiPruning()(x, torch.ones(1).bool())]
+        for framework, refusing in calls.items():
+            for of in others.keys() - {framework}:
+                for call in refusing:
+                    with pytest.raises(errors.SparseBridgeError) as info:
+                        call(others[of])
+                    assert f"of {of} (sparse_bridge.convert(x, to={framework!r})" in str(info.value)
+                    assert "SparseModule" not in str(info.value)
 
 
 def test_table_of_one_tensor():

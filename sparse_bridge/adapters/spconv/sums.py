@@ -10,6 +10,7 @@ from ...core.conv.deferred import materialize
 from ...core.ops.union import union_rows
 from ...core.traced import between_graphs
 from ...errors import ContractError
+from ..convert import kind_of
 from . import records
 from .tensors import SparseInputError
 
@@ -29,7 +30,7 @@ def sparse_add(*tensors: Any) -> Any:
         raise ContractError("sparse_add needs at least one tensor.")
     for x in tensors:
         if not hasattr(x, "indice_dict"):
-            raise SparseInputError(f"sparse_add takes SparseConvTensors, got {type(x).__name__}.")
+            raise SparseInputError(f"sparse_add takes SparseConvTensors, got {kind_of(x, 'spconv')}.")
     first = tensors[0]
     for other in tensors[1:]:
         for attribute in ("spatial_shape", "batch_size"):

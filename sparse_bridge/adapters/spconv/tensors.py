@@ -20,6 +20,7 @@ from ...errors import (
     UnsupportedError,
     tensor_expected,
 )
+from ..convert import kind_of
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -42,8 +43,8 @@ def box_of(x: Any) -> Box:
 def expect_sparse(caller: str, *inputs: Any) -> None:
     """Raises SparseInputError for one that is no SparseConvTensor, nor like one."""
     for x in inputs:
-        if not hasattr(x, "spatial_shape"):
-            raise SparseInputError(f"{caller} takes a SparseConvTensor, got {type(x).__name__}.")
+        if not (hasattr(x, "spatial_shape") and hasattr(x, "indices")):
+            raise SparseInputError(f"{caller} takes a SparseConvTensor, got {kind_of(x, 'spconv')}.")
 
 
 class TooFewTensorsError(SparseInputError, IndexError):
@@ -69,9 +70,10 @@ def check_input(x: Any, layer_name: str) -> torch.Tensor:
     try:
         features: torch.Tensor = x._features
     except AttributeError:
+        advice = " Derive the module that holds this layer from SparseModule, or use SparseSequential."
         raise SparseInputError(
-            f"{layer_name} takes a SparseConvTensor, got {type(x).__name__}. Derive the module that "
-            "holds this layer from SparseModule, or use SparseSequential."
+            f"{layer_name} takes a SparseConvTensor, got {kind_of(x, 'spconv')}."
+            + (advice if isinstance(x, torch.Tensor) else "")
         ) from None
     if type(features) is not torch.Tensor:
         features = materialize(features)
@@ -122,7 +124,7 @@ def summed_features(x: Any, other: Any) -> torch.Tensor:
     more = getattr(other, "_features", other)
     if not isinstance(more, torch.Tensor):
         refuse_arrays("SparseConvTensor", other=other)
-        raise ContractError(f"a SparseConvTensor adds to another one or to a tensor, got {type(other).__name__}.")
+        raise ContractError(f"a SparseConvTensor adds to another one or to a tensor, got {kind_of(other, 'spconv')}.")
     total: torch.Tensor = x._features + more
     return total
 

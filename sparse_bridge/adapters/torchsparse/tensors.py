@@ -10,6 +10,7 @@ from ...core.arguments import expect_tensors
 from ...core.conv.deferred import features_of, materialize
 from ...core.conv.deferred.conv import DeferredConv
 from ...errors import CoordinateError, DataTypeError, DeviceError, ShapeError, SparseInputError
+from ..convert import kind_of
 from .profile import Profile
 from .spec import Triple
 
@@ -92,8 +93,8 @@ def with_feats(x: Any, feats: torch.Tensor | DeferredConv) -> Any:
 def expect_sparse(caller: str, *inputs: Any) -> None:
     """Raises SparseInputError for one that is no SparseTensor, nor like one."""
     for x in inputs:
-        if not (hasattr(x, "feats") and hasattr(x, "coords")):
-            raise SparseInputError(f"{caller} takes a torchsparse.SparseTensor, got {type(x).__name__}.")
+        if not (hasattr(x, "stride") and hasattr(x, "coords") and hasattr(x, "feats")):
+            raise SparseInputError(f"{caller} takes a torchsparse.SparseTensor, got {kind_of(x, 'torchsparse')}.")
 
 
 def feats_of(x: Any, caller: str) -> Any:
@@ -159,9 +160,9 @@ def check_pair(feats: torch.Tensor, coords: Any, caller: str) -> torch.Tensor:
 def check_input(x: Any, caller: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(features [N, C], coordinates [N, 4]). Raises SparseInputError, DataTypeError, ShapeError, DeviceError."""
     try:
-        feats, coords = x.feats, x.coords
+        feats, coords, _ = x.feats, x.coords, x.stride
     except AttributeError:
-        raise SparseInputError(f"{caller} takes a torchsparse.SparseTensor, got {type(x).__name__}.") from None
+        raise SparseInputError(f"{caller} takes a torchsparse.SparseTensor, got {kind_of(x, 'torchsparse')}.") from None
     if type(feats) is not torch.Tensor:
         feats = materialize(feats)
     check_pair(feats, coords, caller)

@@ -47,7 +47,7 @@ def cat(inputs: Iterable[Any]) -> Any:
 
 def add(a: Any, b: Any) -> Any:
     """Row by row; sites, stride, range and caches are a's. Raises ShapeError."""
-    if inference.shape_of(a)[0] != inference.shape_of(b)[0]:
+    if not hasattr(b, "stride") or inference.shape_of(a)[0] != inference.shape_of(b)[0]:
         _check_rows("+", (a, b))
     return make_like(a, inference.plus(a, b), a.coords, a.stride, range_of(a))
 

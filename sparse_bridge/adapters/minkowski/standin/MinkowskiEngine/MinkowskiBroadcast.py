@@ -7,6 +7,7 @@ from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 from MinkowskiEngineBackend._C import BroadcastMode, OperationType
 
 from sparse_bridge.adapters.call_stats import note
+from sparse_bridge.adapters.convert import kind_of
 from sparse_bridge.adapters.minkowski.errors import FeatureShapeError, FeatureTypeError
 from sparse_bridge.adapters.minkowski.rows import broadcast
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
@@ -64,7 +65,7 @@ class MinkowskiBroadcastBase(MinkowskiModuleBase):
     def forward(self, input, input_glob):
         for part in (input, input_glob):
             if not isinstance(part, SparseTensor):
-                raise ContractError(f"{type(self).__name__} takes SparseTensors, got {type(part).__name__}.")
+                raise ContractError(f"{type(self).__name__} takes SparseTensors, got {kind_of(part, 'minkowski')}.")
         if input._manager is not input_glob._manager:
             raise ContractError("both tensors must share one coordinate manager.")
         out = self._join(input, input_glob)

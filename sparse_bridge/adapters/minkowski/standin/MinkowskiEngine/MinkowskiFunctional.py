@@ -3,6 +3,7 @@
 from MinkowskiEngine.MinkowskiTensor import Tensor as _Tensor
 from torch.nn import functional as _F
 
+from sparse_bridge.adapters.convert import kind_of as _kind_of
 from sparse_bridge.errors import ContractError as _ContractError
 
 _FEATURE_WISE = (
@@ -61,7 +62,7 @@ _TENSOR_METHODS = ("tanh", "sigmoid")  # deprecated in torch.nn.functional
 def _check_kind(name, input):
     if not isinstance(input, _Tensor):
         raise _ContractError(
-            f"MinkowskiFunctional.{name} takes a SparseTensor or TensorField, got {type(input).__name__}; "
+            f"MinkowskiFunctional.{name} takes a SparseTensor or TensorField, got {_kind_of(input, 'minkowski')}; "
             f"torch.nn.functional.{name} takes tensors."
         )
 

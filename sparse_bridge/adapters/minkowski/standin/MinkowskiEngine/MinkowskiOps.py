@@ -15,6 +15,7 @@ from MinkowskiEngine.MinkowskiTensorField import TensorField
 from torch import nn
 
 from sparse_bridge.adapters.call_stats import note
+from sparse_bridge.adapters.convert import kind_of
 from sparse_bridge.adapters.minkowski import dense
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError
 from sparse_bridge.core.arguments import expect_tensors, refuse_arrays
@@ -75,7 +76,7 @@ def _joined(tensors):
     first = tensors[0]
     for tensor in tensors:
         if not isinstance(tensor, (SparseTensor, TensorField)):
-            raise ArgumentValueError(f"expected SparseTensors or TensorFields, got {type(tensor).__name__}.")
+            raise ArgumentValueError(f"expected SparseTensors or TensorFields, got {kind_of(tensor, 'minkowski')}.")
         if type(tensor) is not type(first):
             raise ContractError("SparseTensors and TensorFields do not mix.")
         if tensor._manager is not first._manager:

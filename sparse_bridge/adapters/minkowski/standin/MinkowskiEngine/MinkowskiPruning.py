@@ -5,6 +5,7 @@ from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 
 from sparse_bridge.adapters.call_stats import note
+from sparse_bridge.adapters.convert import kind_of
 from sparse_bridge.adapters.minkowski.rows import prune
 from sparse_bridge.adapters.minkowski.upstream.arguments import arguments_of_0_4
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
@@ -37,7 +38,7 @@ class MinkowskiPruning(MinkowskiModuleBase):
 
     def forward(self, input, mask):
         if not isinstance(input, SparseTensor):
-            raise ContractError(f"MinkowskiPruning takes a SparseTensor, got {type(input).__name__}.")
+            raise ContractError(f"MinkowskiPruning takes a SparseTensor, got {kind_of(input, 'minkowski')}.")
         out, key = prune(input._manager._manager, input._F, mask, input.coordinate_map_key.key)
         note("minkowski", type(self).__name__)
         return SparseTensor._of(out, key, input._manager)

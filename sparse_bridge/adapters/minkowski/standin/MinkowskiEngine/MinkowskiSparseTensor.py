@@ -22,6 +22,7 @@ from MinkowskiEngine.MinkowskiTensor import (
 from MinkowskiEngine.old_members import OldSparseTensor
 from MinkowskiEngineBackend._C import CoordinateMapKey
 
+from sparse_bridge.adapters.convert import kind_of
 from sparse_bridge.adapters.lazy_features import keep
 from sparse_bridge.adapters.minkowski import batches, dense, profile, rows
 from sparse_bridge.adapters.minkowski.errors import AbsentError, ArgumentValueError, CoordinateTypeError, ReadOnlyError
@@ -320,10 +321,9 @@ class SparseTensor(OldSparseTensor, Tensor):
 
 def refuse_input(layer, input):
     """Raise the ContractError for what is no SparseTensor, or has another dimension."""
-    layer_name = type(layer).__name__
-    if not isinstance(input, SparseTensor):
-        raise ContractError(f"{layer_name} takes a SparseTensor, got {type(input).__name__}.")
-    raise ContractError(f"{layer_name} has dimension {layer.dimension}, its input has D={input.D}.")
+    if isinstance(input, SparseTensor):
+        raise ContractError(f"{type(layer).__name__} has dimension {layer.dimension}, its input has D={input.D}.")
+    raise ContractError(f"{type(layer).__name__} takes a SparseTensor, got {kind_of(input, 'minkowski')}.")
 
 
 def _get_coordinate_map_key(input, coordinates=None, tensor_stride=1, expand_coordinates=False):

@@ -7,6 +7,7 @@ from MinkowskiEngine.MinkowskiCoordinateManager import CoordinateManager
 from MinkowskiEngine.old_members import OldTensor
 
 from sparse_bridge.adapters import inference
+from sparse_bridge.adapters.convert import kind_of
 from sparse_bridge.adapters.lazy_features import LazyFeatures, deferred_of
 from sparse_bridge.adapters.minkowski import batches
 from sparse_bridge.adapters.minkowski.errors import AbsentError, FeaturesReadOnlyError
@@ -257,7 +258,7 @@ class Tensor(OldTensor, LazyFeatures):
         if not self._is_alike(other):
             refuse_arrays(type(self).__name__, other=other)
             raise ContractError(
-                f"{type(self).__name__} and {type(other).__name__} do not combine; expected "
+                f"{type(self).__name__} and {kind_of(other, 'minkowski')} do not combine; expected "
                 f"another {type(self).__name__} or a torch.Tensor."
             )
         self._check_manager(other)
@@ -319,4 +320,6 @@ def expect_kind(layer, input):
 
 def refuse_kind(layer, input):
     """Raise the ContractError for what is neither SparseTensor nor TensorField."""
-    raise ContractError(f"{type(layer).__name__} takes a SparseTensor or TensorField, got {type(input).__name__}.")
+    raise ContractError(
+        f"{type(layer).__name__} takes a SparseTensor or TensorField, got {kind_of(input, 'minkowski')}."
+    )

@@ -13,6 +13,7 @@ from MinkowskiEngine.MinkowskiTensor import (
 )
 from MinkowskiEngineBackend._C import CoordinateMapKey
 
+from sparse_bridge.adapters.convert import kind_of
 from sparse_bridge.adapters.minkowski import batches, manager, profile
 from sparse_bridge.adapters.minkowski.errors import AbsentError, ArgumentValueError
 from sparse_bridge.adapters.minkowski.grid import integral
@@ -233,7 +234,7 @@ def _of_points(x, points, slicing_mode):
         keys = points.coordinate_field_map_key.key, x.coordinate_map_key.key
         return manager.slice_matrix(x._manager._manager, *keys), points._with
     if not isinstance(points, SparseTensor):
-        raise ContractError(f"slice() takes a TensorField or SparseTensor, got {type(points).__name__}.")
+        raise ContractError(f"slice() takes a TensorField or SparseTensor, got {kind_of(points, 'minkowski')}.")
     rows = points.inverse_mapping
     if x.coordinate_map_key != points.coordinate_map_key:
         if not profile.is_old():
@@ -268,7 +269,7 @@ def cat_slice_tensor(x, points, slicing_mode):
 @between_graphs
 def interpolate_tensor(x, points):
     if not isinstance(points, TensorField):
-        raise ContractError(f"interpolate() takes a TensorField, got {type(points).__name__}.")
+        raise ContractError(f"interpolate() takes a TensorField, got {kind_of(points, 'minkowski')}.")
     _check_same_manager(x, points)
     field = x._manager._manager.field(points.coordinate_field_map_key.key)
     return points._with(interpolate_at(x, field.coords)[0])

@@ -5,6 +5,7 @@ from MinkowskiEngine.MinkowskiSparseTensor import SparseTensor
 from MinkowskiEngine.sparse_matrix_functions import ComposedFunction
 
 from sparse_bridge.adapters.call_stats import note
+from sparse_bridge.adapters.convert import kind_of
 from sparse_bridge.adapters.minkowski.rows import union
 from sparse_bridge.adapters.minkowski.upstream.keys import fill, given_by
 from sparse_bridge.errors import ContractError
@@ -35,7 +36,7 @@ class MinkowskiUnion(MinkowskiModuleBase):
             raise ContractError(f"MinkowskiUnion takes two or more tensors, got {len(inputs)}.")
         for part in inputs:
             if not isinstance(part, SparseTensor):
-                raise ContractError(f"MinkowskiUnion takes SparseTensors, got {type(part).__name__}.")
+                raise ContractError(f"MinkowskiUnion takes SparseTensors, got {kind_of(part, 'minkowski')}.")
             if part._manager is not inputs[0]._manager:
                 raise ContractError("all tensors must share one coordinate manager.")
         manager = inputs[0]._manager
