@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparse_bridge.core import functional
-from sparse_bridge.core.geometry.boxes import Box
+from sparse_bridge.core.geometry.boxes import Box, ExtentError
 from sparse_bridge.core.geometry.offsets import Offsets
 from sparse_bridge.core.maps import coordinate_map
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
@@ -92,7 +92,7 @@ CASES = {
         ["axis 0", str((1 << 31) + 9)],
         lambda: bound(COORDS, ((1 << 31) + 9, 10)),
     ),
-    "box of negative extent": (GeometryError, ["axis 1", "-3"], lambda: Box.grid(2, (9, -3))),
+    "box of negative extent": (ExtentError, ["axis 1", "-3"], lambda: Box.grid(2, (9, -3))),
     "hash table of 2^30 coordinates": (
         OverflowLimitError,
         [str(1 << 30), "Split the batch"],

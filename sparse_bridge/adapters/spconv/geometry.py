@@ -23,8 +23,8 @@ class DimensionError(GeometryError, RuntimeError):
     """A layer of one dimension on a tensor of another."""
 
 
-class KernelSizeError(GeometryError, ZeroDivisionError):
-    """Kernel size, stride or dilation below 1; spconv divides by zero there."""
+class KernelSizeError(GeometryError, ZeroDivisionError, RuntimeError):
+    """Kernel size, stride, dilation or channels below 1: spconv divides by zero, or torch refuses the weight."""
 
 
 def check_dimension(layer: Any, x: Any) -> None:
@@ -162,8 +162,8 @@ class LayerGeometry(NamedTuple):
         layer_name: for messages.
         """
         if self.subm:
-            return shape
-        if self.transposed:
+            size = shape
+        elif self.transposed:
             size = deconv_output_size(shape, self.kernel, self.stride, self.padding, self.dilation, self.output_padding)
         else:
             size = conv_output_size(shape, self.kernel, self.stride, self.padding, self.dilation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import sys
 from typing import Any
@@ -39,6 +40,13 @@ def checked_key(indice_key: Any) -> Any:
             f"indice_key is {indice_key!r} ({type(indice_key).__name__}); expected text, or another hashable value."
         ) from None
     return indice_key
+
+
+def checked_algo(algo: Any, names: type[enum.Enum]) -> Any:
+    """The `algo` of a new layer. Raises ContractError for what is none of `names`, the framework's `ConvAlgo`."""
+    if not isinstance(algo, names):
+        raise ContractError(f"algo is {algo!r}; expected one of {', '.join(map(str, names))}, or None.")
+    return algo
 
 
 def find(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor) -> tuple[dict[Any, Any], Any, torch.Tensor]:

@@ -17,7 +17,7 @@ from .. import providers  # noqa: F401 - maps are prefetched
 from .geometry import LayerGeometry, request_of
 from .rules.outside import warn_of_rows_outside
 from .rules.row_order import order_of_layer
-from .tensors import shape_of
+from .tensors import items_of, shape_of
 
 _stores: weakref.WeakKeyDictionary[Any, MapStore] = weakref.WeakKeyDictionary()
 
@@ -54,7 +54,7 @@ def layer_map_of(layer: Any, x: Any) -> LayerMap:
     """The map of a layer on a tensor, whose maps live as long as it: a checkpoint runs the layers
     again when nothing else is left of them."""
     shape, geometry, order = shape_of(x), LayerGeometry.of(layer), order_of_layer(layer, x)
-    built = layer_map(x.indices, int(x.batch_size), shape, geometry, order, type(layer).__name__)
+    built = layer_map(x.indices, items_of(x), shape, geometry, order, type(layer).__name__)
     if built.store is not None:
         _stores[x] = built.store
     return built
@@ -81,7 +81,7 @@ def found_map(x: Any, geometry: LayerGeometry) -> KernelMap | None:
     store = map_cache.find_store(x.indices)
     if store is None:
         return None
-    built = store.peek(_request_of(geometry, "given", int(x.batch_size), tuple(shape_of(x)), "")[0])
+    built = store.peek(_request_of(geometry, "given", items_of(x), tuple(shape_of(x)), "")[0])
     return None if built is None else built.kmap
 
 

@@ -15,7 +15,7 @@ from .geometry import check_dimension
 from .keys import KeyTakenError, entries_of
 from .maps import layer_map_of
 from .records import record_of
-from .tensors import check_input
+from .tensors import check_input, items_of
 
 
 def max_pool_forward(layer: Any, x: Any) -> Any:
@@ -77,6 +77,6 @@ def global_pool_forward(layer: Any, x: Any) -> torch.Tensor:
         from . import compiled
 
         return compiled.global_pool(features, x, mode)
-    y = core_pool.global_pool(features, x.indices[:, 0], int(x.batch_size), mode)
+    y = core_pool.global_pool(features, x.indices[:, 0], items_of(x), mode)
     note("spconv", layer_name)
     return y

@@ -35,9 +35,16 @@ def shape_of(x: Any) -> list[int]:
     return list(map(int, shape.tolist() if hasattr(shape, "tolist") else shape))
 
 
+def items_of(x: Any) -> int:
+    """The number of batch items as a Python int. Raises DataTypeError for a float."""
+    if isinstance(x.batch_size, float):
+        raise DataTypeError(f"batch_size is {x.batch_size!r}; expected a whole number, such as int(batch_size).")
+    return int(x.batch_size)
+
+
 def box_of(x: Any) -> Box:
     """The cells a tensor may hold, batch first."""
-    return Box.grid(int(x.batch_size), shape_of(x))
+    return Box.grid(items_of(x), shape_of(x))
 
 
 def expect_sparse(caller: str, *inputs: Any) -> None:

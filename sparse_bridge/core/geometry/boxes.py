@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _INT32 = 1 << 31
 
 
+class ExtentError(GeometryError, RuntimeError):
+    """A grid with a negative extent."""
+
+
 class Box:
     """Coordinates a map may hold: lo <= coordinate < lo + size per column, batch first.
 
@@ -64,7 +68,8 @@ class Box:
     def of(lo: tuple[int, ...], size: tuple[int, ...]) -> Box:
         """The box from `lo` of extents `size` ([1 + D] each, in cells).
 
-        Raises: GeometryError (no such tuples, a negative extent), OverflowLimitError (32-bit coordinates, 2^62 keys).
+        Raises: GeometryError for no such tuples; its ExtentError for a negative extent; OverflowLimitError beyond
+        32-bit coordinates or keys of 2^62.
         """
         if not (isinstance(lo, tuple) and isinstance(size, tuple) and len(lo) == len(size)):
             raise GeometryError(f"lo is {lo!r} and size {size!r}; expected two tuples of 1 + D numbers, batch first.")
@@ -76,7 +81,7 @@ class Box:
         for column, (low, extent) in enumerate(zip(lo, size, strict=True)):
             name = "the batch column" if column == 0 else f"axis {column - 1}"
             if extent < 0:
-                raise GeometryError(f"{name} has an extent of {extent}; expected 0 or more cells.")
+                raise ExtentError(f"{name} has an extent of {extent}; expected 0 or more cells.")
             if extent >= _INT32 or low < -_INT32 or low + extent > _INT32:
                 raise OverflowLimitError(
                     f"{name} spans [{low}, {low + extent}), which leaves the 32-bit coordinate "

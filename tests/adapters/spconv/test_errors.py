@@ -174,6 +174,7 @@ def test_weight_on_another_device(sp):
         ("SubMConv3d", (4, 4, [3, 3]), AssertionError, r"kernel_size: expected 3 values, got 2: \[3, 3\]$"),
         ("SparseConv3d", (4, 4, 0), ZeroDivisionError, r"kernel size \[0, 0, 0\]; every axis needs at least 1\.$"),
         ("SparseConv3d", (0, 4, 3), ZeroDivisionError, r"in_channels=0; expected 1 or more channels\.$"),
+        ("SparseConv3d", (-4, 4, 3), RuntimeError, r"in_channels=-4; expected 1 or more channels\.$"),
         ("SparseConv3d", (4, 4, 1, 1, 1), AssertionError, r"size 1 takes no padding, got \[1, 1, 1\]\.$"),
     ],
 )
@@ -186,7 +187,38 @@ def test_groups_must_divide(standin):
 
     refused(lambda: standin.SubMConv3d(4, 4, 3, groups=2), AssertionError, "SPARSE_BRIDGE_RULES=groups")
     with settings.override(groups=True):
-        refused(lambda: standin.SubMConv3d(4, 6, 3, groups=4), AssertionError, "do not divide")
+        for groups in (4, 0, -1):
+            refused(
+                lambda n=groups: standin.SubMConv3d(4, 6, 3, groups=n), AssertionError, f"{groups} groups do not divide"
+            )
+
+
+@pytest.mark.parametrize("algo", ["native", 0, 7, True])
+def test_an_algorithm_is_one_of_the_enumeration(standin, algo):
+    for make in (lambda: standin.SubMConv3d(4, 8, 3, algo=algo), lambda: standin.SparseMaxPool3d(2, algo=algo)):
+        refused(make, AssertionError, f"algo is {algo!r}; expected one of ConvAlgo.Native, ConvAlgo.MaskImplicitGemm")
+    assert standin.SubMConv3d(4, 8, 3, algo=standin.ConvAlgo.Native).algo is standin.ConvAlgo.Native
+
+
+@pytest.mark.parametrize("size", [0, -8])
+def test_grids_without_cells(sp, size):
+    features, indices = parts()
+    for rows in (10, 0):
+        x = sp.SparseConvTensor(features[:rows], indices[:rows], [size, 8, 9], 1)
+        native = sp.ConvAlgo.Native
+        for layer in (sp.SubMConv3d(4, 4, 3, algo=native), sp.SparseMaxPool3d(2, algo=native)):
+            refused(lambda layer=layer, x=x: layer(x), RuntimeError, "every axis needs at least one cell")
+    if size < 0:
+        refused(lambda: x.dense(), RuntimeError, "axis 0 has an extent of -8")
+
+
+@pytest.mark.parametrize("size", [1.0, 2.9, np.float64(1)])
+def test_batch_sizes_are_whole(sp, size):
+    x = sp.SparseConvTensor(*parts(), SHAPE, size)
+    native = sp.ConvAlgo.Native
+    layers = sp.SubMConv3d(4, 4, 3, algo=native), sp.SparseMaxPool3d(2, algo=native), sp.SparseGlobalMaxPool()
+    for call in (*layers, sp.SparseConvTensor.dense):
+        refused(lambda call=call: call(x), TypeError, "expected a whole number")
 
 
 def test_fused_activations(standin):

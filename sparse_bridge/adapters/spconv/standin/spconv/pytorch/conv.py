@@ -96,7 +96,7 @@ class SparseConvolutionBase:
             algo = ConvAlgo.MaskImplicitGemm if kv <= limit else ConvAlgo.Native
         if algo == ConvAlgo.MaskSplitImplicitGemm and kv > 32:
             raise ContractError(f"MaskSplitImplicitGemm takes kernels of at most 32 offsets, got {kv}; leave algo out.")
-        self.algo = algo
+        self.algo = keys.checked_algo(algo, ConvAlgo)
         self.fp32_accum = fp32_accum
         self.weight_shape = [out_channels, *self.kernel_size, in_channels // groups]
         self.act_type = act_type
@@ -129,7 +129,7 @@ def _check_groups(groups, in_channels, out_channels):
             f"groups is {groups}; spconv takes only 1. Set SPARSE_BRIDGE_RULES=groups to allow "
             "grouped convolutions, which spconv itself cannot run."
         )
-    if in_channels % groups or out_channels % groups:
+    if groups < 1 or in_channels % groups or out_channels % groups:
         raise ContractError(f"{groups} groups do not divide {in_channels} input and {out_channels} output channels.")
 
 

@@ -14,7 +14,7 @@ from spconv.pytorch.core import expand_nd
 from spconv.pytorch.modules import SparseModule
 from spconv.tools import nullcontext as nullcontext
 
-from sparse_bridge.adapters.spconv.keys import checked_key
+from sparse_bridge.adapters.spconv.keys import checked_algo, checked_key
 from sparse_bridge.adapters.spconv.pool import avg_pool_forward, global_pool_forward, max_pool_forward
 from sparse_bridge.adapters.spconv.tracing import one_node
 from sparse_bridge.adapters.spconv.upstream.constructors import REQUIRED, takes
@@ -50,7 +50,7 @@ class _SparsePool(SparseModule):
         self.subm = subm
         self.record_voxel_count = record_voxel_count
         self.indice_key = checked_key(indice_key)
-        self.algo = algo
+        self.algo = checked_algo(algo, ConvAlgo)
         if record_voxel_count and not subm:
             self.register_buffer(_MAX_NUM_VOXELS_DURING_TRAINING, torch.zeros(1, dtype=torch.int32))
 
