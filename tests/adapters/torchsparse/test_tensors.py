@@ -294,10 +294,12 @@ def test_negative_flag(ts21):
     tensor.set_allow_negative_coordinates(False)
 
 
-def test_tuning_is_accepted(ts, caplog):
+def test_tuning_is_accepted(ts):
     net = ts.nn.Conv3d(3, 3, 3)
     before = copy.deepcopy(net.state_dict())
-    assert ts.tune(net, [1, 2], n_samples=5, save_dir="x", tune_with_bwd=True) is None
+    with pytest.warns(UserWarning, match="torchsparse.tune does nothing") as caught:
+        assert ts.tune(net, [1, 2], n_samples=5, save_dir="x", tune_with_bwd=True) is None
+    assert caught[0].filename == __file__
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
