@@ -45,6 +45,16 @@ def test_torchsparse():
     assert repr(points) == "PointTensor(F=[2, 3] float32 cpu, C=[2, 4] float32 cpu)"
 
 
+def test_enumerations_of_minkowski_print_their_names():
+    sparse_bridge.enable("minkowski")
+    ME = importlib.import_module("MinkowskiEngine")
+    cross = ME.RegionType.HYPER_CROSS
+    assert str(cross) == f"{cross}" == "RegionType.HYPER_CROSS" and repr(cross) == "<RegionType.HYPER_CROSS: 1>"
+    assert f"{cross:d}" == "1" and cross == 1 and ME.RegionType.HYPERCROSS is cross
+    mode = "PoolingMode.GLOBAL_MAX_POOLING_PYTORCH_INDEX"
+    assert repr(ME.MinkowskiGlobalMaxPooling()) == f"MinkowskiGlobalMaxPooling(mode={mode})"
+
+
 def test_a_tensor_that_waits_is_printed_without_being_computed(rules):
     rules.hold(layers_deferred())
     sparse_bridge.enable("torchsparse")

@@ -10,23 +10,32 @@ from ....errors import ContractError
 _BACKEND = "MinkowskiEngineBackend._C"
 
 
-class MinkowskiAlgorithm(enum.IntEnum):
+class _Named(enum.IntEnum):
+    """Prints its name, as upstream's do; Python from 3.11 would print the number."""
+
+    __str__ = enum.Enum.__str__
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec) if spec else str(self)
+
+
+class MinkowskiAlgorithm(_Named):
     DEFAULT = 0
     MEMORY_EFFICIENT = 1
     SPEED_OPTIMIZED = 2
 
 
-class GPUMemoryAllocatorType(enum.IntEnum):
+class GPUMemoryAllocatorType(_Named):
     PYTORCH = 0
     CUDA = 1
 
 
-class CoordinateMapType(enum.IntEnum):
+class CoordinateMapType(_Named):
     CPU = 0
     CUDA = 1
 
 
-class RegionType(enum.IntEnum):
+class RegionType(_Named):
     """Kernel shapes. HYPERCUBE, HYPERCROSS and HYBRID (by `axis_types`) are names of 0.4."""
 
     HYPER_CUBE = 0
@@ -37,13 +46,13 @@ class RegionType(enum.IntEnum):
     HYPERCROSS = 1
 
 
-class ConvolutionMode(enum.IntEnum):
+class ConvolutionMode(_Named):
     DEFAULT = 0
     DIRECT_GEMM = 1
     COPY_GEMM = 2
 
 
-class PoolingMode(enum.IntEnum):
+class PoolingMode(_Named):
     LOCAL_SUM_POOLING = 0
     LOCAL_AVG_POOLING = 1
     LOCAL_MAX_POOLING = 2
@@ -58,19 +67,19 @@ class PoolingMode(enum.IntEnum):
     GLOBAL_MAX_POOLING_PYTORCH_INDEX = 11
 
 
-class BroadcastMode(enum.IntEnum):
+class BroadcastMode(_Named):
     ELEMENTWISE_ADDITON = 0  # upstream's spelling
     ELEMENTWISE_MULTIPLICATION = 1
 
 
-class OperationType(enum.IntEnum):
+class OperationType(_Named):
     """0.4's `BroadcastMode`."""
 
     ADDITION = 0
     MULTIPLICATION = 1
 
 
-class GlobalPoolingMode(enum.IntEnum):
+class GlobalPoolingMode(_Named):
     """How 0.4 computed a global pool; all of them give the same."""
 
     AUTO = 0
@@ -78,7 +87,7 @@ class GlobalPoolingMode(enum.IntEnum):
     SPARSE = 2
 
 
-class MemoryManagerBackend(enum.IntEnum):
+class MemoryManagerBackend(_Named):
     """0.4's `GPUMemoryAllocatorType`."""
 
     CUDA = 0
