@@ -297,6 +297,15 @@ def test_a_like_that_does_not_hold_the_rows(frameworks):
     assert sparse_bridge.convert(x, to="spconv", like=like, spatial_shape=[9, 9, 9]).spatial_shape == [9, 9, 9]
 
 
+@pytest.mark.parametrize("name", [*NAMES, "flex_gemm"])
+def test_from_core_takes_what_to_core_gives(frameworks, name):
+    adapter = importlib.import_module(f"sparse_bridge.adapters.{name}")
+    x = make(frameworks, "spconv", *scene())
+    for other in (x, (x.features, x.indices), None):
+        with pytest.raises(DataTypeError, match=f"from_core got {type(other).__name__}; expected a SparseData"):
+            adapter.from_core(other)
+
+
 def test_a_target_that_is_not_there():
     sparse_bridge.disable()
     feats, coords = scene()

@@ -12,7 +12,7 @@ import torch
 
 from ...core.arguments import expect_tensors
 from ...core.geometry.sparse_data import SparseData, brief
-from ...errors import GeometryError
+from ...errors import GeometryError, require_type
 from . import profile
 from .arguments import shape_entries
 from .geometry import check_coords, grid_shape
@@ -56,6 +56,7 @@ def _channels_last() -> bool:
 def from_core(data: SparseData, like: Any = None) -> Voxels:
     """A `Voxels`; without a spatial shape the bounds of the data are taken, which must not be
     negative. Raises GeometryError for other than three axes, in 2.0 for other than two to four."""
+    require_type("from_core", data, SparseData, "a SparseData, such as to_core gives")
     last = _channels_last()
     if data.dimension not in (_DIMENSIONS if last else (3,)):
         raise GeometryError(f"flex_gemm has {'two to four' if last else 'three'} axes, the data {data.dimension}.")

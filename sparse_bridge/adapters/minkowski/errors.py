@@ -29,6 +29,10 @@ class CoordinateTypeError(DataTypeError, RuntimeError):
     """Coordinates have a dtype or memory layout that the call does not take."""
 
 
+class GeneratorTypeError(DataTypeError, AttributeError):
+    """Something else stands where a layer takes a KernelGenerator."""
+
+
 class KeyStateError(SparseBridgeError, RuntimeError):
     """A coordinate map key is unset where it must be set, or set where it must be unset."""
 

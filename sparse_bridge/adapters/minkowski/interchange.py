@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...core.geometry.sparse_data import SparseData
-from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError
+from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError, require_type
 from .batches import batches
 from .maps import MapRegistry
 from .strides import check_tensor_stride
@@ -51,6 +51,7 @@ def from_core(data: SparseData, like: Any = None) -> Any:
         coordinate: this framework has none; or that leave int32 when they are multiplied with the
         tensor stride), GeometryError (`like` of another dimension), and what `check_tensor_stride` does.
     """
+    require_type("from_core", data, SparseData, "a SparseData, such as to_core gives")
     framework = _framework()
     check_tensor_stride(tuple(data.tensor_stride))
     coords, spaced = data.coords.contiguous(), max(data.tensor_stride) > 1

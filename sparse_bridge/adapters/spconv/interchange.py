@@ -9,7 +9,7 @@ import torch
 
 from ...core.conv.deferred import materialize
 from ...core.geometry.sparse_data import SparseData
-from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError
+from ...errors import CoordinateError, DataTypeError, GeometryError, LifecycleError, require_type
 from .tensors import shape_of
 
 
@@ -36,6 +36,7 @@ def from_core(data: SparseData, like: Any = None) -> Any:
     Raises LifecycleError when spconv is not there, CoordinateError for negative coordinates
     without bounds and rows outside those of `like`, GeometryError when `like` is of another dimension.
     """
+    require_type("from_core", data, SparseData, "a SparseData, such as to_core gives")
     shape, batch_size = data.spatial_shape, data.batch_size
     if like is not None:
         if like.indices.shape[1] != data.coords.shape[1]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...core.geometry.sparse_data import SparseData, check_multiples
-from ...errors import DataTypeError, GeometryError, LifecycleError, OverflowLimitError
+from ...errors import DataTypeError, GeometryError, LifecycleError, OverflowLimitError, require_type
 from . import profile as profiles
 from .records import same_rows
 from .spec import Triple, triple
@@ -50,6 +50,7 @@ def from_core(data: SparseData, like: Any = None) -> Any:
     Raises LifecycleError when torchsparse is not there, GeometryError for other than three axes,
     CoordinateError and OverflowLimitError for sites and strides that leave int32.
     """
+    require_type("from_core", data, SparseData, "a SparseData, such as to_core gives")
     if data.dimension != 3:
         raise GeometryError(f"torchsparse has three axes, the data {data.dimension}.")
     try:

@@ -28,6 +28,18 @@ def test_dimension(ME, dimension):
         ME.CoordinateManager(D=dimension)
 
 
+@pytest.mark.parametrize("generator", [3, "cube", torch.ones(1)])
+def test_kernel_generator(ME, generator):
+    makers = [ME.MinkowskiConvolution, ME.MinkowskiConvolutionTranspose, ME.MinkowskiGenerativeConvolutionTranspose]
+    calls = [lambda make=make: make(3, 3, 3, kernel_generator=generator, dimension=2) for make in makers]
+    calls += [lambda: ME.MinkowskiChannelwiseConvolution(3, 3, kernel_generator=generator, dimension=2)]
+    calls += [lambda: ME.MinkowskiMaxPooling(2, 2, kernel_generator=generator, dimension=2)]
+    for call in calls:
+        with pytest.raises(errors.SparseBridgeError, match=r"expected an ME\.KernelGenerator") as info:
+            call()
+        assert isinstance(info.value, AttributeError)
+
+
 @pytest.mark.parametrize("dimension", [2, np.int64(2), torch.tensor(2)])
 def test_dimension_is_any_integer(ME, dimension):
     assert len(ME.MinkowskiConvolution(3, 3, 3, dimension=dimension)(tensor(ME))) == 3

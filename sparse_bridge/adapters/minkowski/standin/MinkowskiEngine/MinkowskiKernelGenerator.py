@@ -6,7 +6,7 @@ import torch
 from MinkowskiEngine.MinkowskiCommon import MinkowskiModuleBase, convert_to_int_list
 from MinkowskiEngineBackend._C import RegionType
 
-from sparse_bridge.adapters.minkowski.errors import DimensionError
+from sparse_bridge.adapters.minkowski.errors import DimensionError, GeneratorTypeError
 from sparse_bridge.adapters.minkowski.geometry import (
     custom_points,
     hybrid_points,
@@ -279,12 +279,15 @@ class KernelLayer(MinkowskiModuleBase):
 def generator_of(generator, kernel_size, stride, dilation, dimension, **options):
     """A layer's generator: the one it was given, or one of its sizes.
 
-    Raises: DimensionError (a TypeError and AssertionError), ContractError (an AssertionError).
+    Raises: DimensionError (a TypeError and AssertionError), ContractError (an AssertionError), GeneratorTypeError (an
+        AttributeError).
     """
     if not is_count(dimension):
         raise DimensionError(f"dimension={dimension!r}; expected 1 or more.")
-    if generator is not None:
+    if isinstance(generator, KernelGenerator):
         return generator
+    if generator is not None:
+        raise GeneratorTypeError(f"kernel_generator is {generator!r}; expected an ME.KernelGenerator, or None.")
     if isinstance(kernel_size, int) and kernel_size < 1:
         raise ContractError(f"kernel_size={kernel_size}; expected 1 or more.")
     return KernelGenerator(kernel_size, stride, dilation, dimension=dimension, **options)
