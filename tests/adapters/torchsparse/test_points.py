@@ -47,6 +47,23 @@ def test_query_and_count(ts):
         F.spcount(torch.tensor([0]), 1)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("outside", [-1, -7, 2, 1 << 30])
+def test_indices_outside_of_the_rows(ts, device, outside):
+    F = ts.nn.functional
+    feats = torch.ones(2, 3, device=device, requires_grad=True)
+    index = torch.tensor([1, outside], dtype=torch.int32, device=device)
+    counts = F.spcount(index, 2)
+    assert counts.tolist() == [0, 1]
+    voxels = F.spvoxelize(feats, index, counts)
+    assert voxels.tolist() == [[0, 0, 0], [1, 1, 1]]
+    corners = index[:, None].expand(2, 8).contiguous()
+    points = F.spdevoxelize(feats, corners, torch.ones(2, 8, device=device))
+    assert points.tolist() == [[8, 8, 8], [0, 0, 0]]
+    (voxels.sum() + points.sum()).backward()
+    assert feats.grad.tolist() == [[1, 1, 1], [8, 8, 8]]
+
+
 def test_trilinear_layout(ts):
     F = ts.nn.functional
     point = torch.tensor([[2.5, 1.0, 3.5, 0.0]])
