@@ -51,12 +51,13 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     later maps then use: kernels are compiled for it, which takes seconds, and each group of layers
     is timed for 0.3 s at most.
 
-    keywords: of the model, beside `example`.
+    keywords: of the model, with `example` or alone.
 
     Returns `model`. Raises: DataTypeError for what is no module; SettingError for another `graphs`, and keywords
-    without `example`; ModelError, a ValueError, when it is optimised already, or its forward is hooked, replaced or
-    compiled; UnsupportedError for `graphs` where this installation cannot capture, or where the forward of the model
-    is no plain function of its class; what the model raises over `example`. A model is left as it was then.
+    that the model's forward does not name; ModelError, a ValueError, when it is optimised already, or its forward is
+    hooked, replaced or compiled; UnsupportedError for `graphs` where this installation cannot capture, or where the
+    forward of the model is no plain function of its class; what the model raises over `example`. A model is left as
+    it was then.
     """
     require_type("optimize()", model, nn.Module, "a torch.nn.Module")
     if graphs not in (None, True, False):
@@ -64,10 +65,8 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     inputs = inspect.signature(model.forward).parameters if keywords else ()
     for name in keywords:
         hint = meant(name, ("graphs",))
-        if not example or (hint and name not in inputs):
-            raise SettingError(
-                f"optimize() has no option {name!r}; expected graphs, or keywords of the model behind an example.{hint}"
-            )
+        if name not in inputs and (hint or not example):
+            raise SettingError(f"optimize() has no option {name!r}; expected graphs, or inputs of the model.{hint}")
     if model in _models:
         raise ModelError("this model is optimised already; call restore(model) first.")
     if not hooks.plain(model):
@@ -82,7 +81,7 @@ def optimize(model: nn.Module, *example: Any, graphs: bool | None = None, **keyw
     if settings.get().tune == "full":
         ends.insert(0, _FirstCalls(model).end)
     _models[model] = ends
-    if example:
+    if example or keywords:
         try:
             with torch.no_grad():
                 for _ in range(1 if graphs or model.training else _EXAMPLES):

@@ -51,6 +51,7 @@ def test_a_misspelt_option_is_not_the_models(example):
     assert sparse_bridge.restore(sparse_bridge.optimize(model, torch.ones(1, 2), scale=2.0, other=1)) is model
 
 
-def test_keywords_without_an_example_are_refused():
-    with pytest.raises(SettingError, match="has no option 'x'; expected graphs, or keywords of the model behind an"):
+def test_keywords_that_the_model_does_not_name_are_refused():
+    with pytest.raises(SettingError, match="has no option 'x'; expected graphs, or inputs of the model"):
         sparse_bridge.optimize(nn.Linear(2, 1), x=torch.ones(1, 2))
+    assert sparse_bridge.optimize(nn.Linear(2, 1), input=torch.ones(1, 2))  # an example by name
