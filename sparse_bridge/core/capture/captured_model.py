@@ -104,8 +104,10 @@ class Captured:
 
     def follows_box(self, root: Root, guards: Guards | None) -> bool:
         """Whether what is computed may follow from the box that the program gave its input. guards: of the model."""
-        asks = guards is None or guards.reads_grid
-        return bool(self.padded_input.grids) or (self.spec.numbers and asks and isinstance(root.bounds, Box))
+        if self.padded_input.grids or not isinstance(root.bounds, Box) or not (guards is None or guards.reads_grid):
+            return bool(self.padded_input.grids)
+        kinds = (int, float, str)
+        return any(has_numbers(value, self.tensors.is_tensor, kinds) for value in self.spec.values())
 
     def differing_columns(self, root: Root) -> set[int]:
         """Columns of the box in which an input differs from the one of the capture; ROWS as well, where

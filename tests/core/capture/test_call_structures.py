@@ -223,7 +223,7 @@ class TestStructures:
             (1, True),
             (0.5, True),
             (True, False),
-            ("a", True),
+            ("a", False),
             (None, False),
             (torch.ones(1), False),
             ([torch.ones(1), [2]], True),

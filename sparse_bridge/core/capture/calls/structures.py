@@ -214,10 +214,10 @@ def map_structure(
     return result
 
 
-def has_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
-    """Whether there are numbers in a value, or text that may hold some, outside of tensors and of what stands for
+def has_numbers(value: Any, is_tensor: Callable[[Any], bool], kinds: tuple[type, ...] = (int, float)) -> bool:
+    """Whether there are numbers in a value, or what is of these `kinds`, outside of tensors and of what stands for
     others."""
-    if isinstance(value, (int, float, str)):
+    if isinstance(value, kinds):
         return not isinstance(value, bool)
     if isinstance(value, torch.Tensor) or is_tensor(value):
         return False
@@ -227,7 +227,7 @@ def has_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
         parts = value.values()
     elif type(value) in (list, tuple, torch.Size) or hasattr(value, "_fields"):
         parts = value
-    return any(has_numbers(part, is_tensor) for part in parts)
+    return any(has_numbers(part, is_tensor, kinds) for part in parts)
 
 
 def share_memory(tensors: list[torch.Tensor]) -> bool:
