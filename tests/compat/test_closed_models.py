@@ -25,7 +25,7 @@ CLOSED = {
     "spconv": ("second", "voxel_res", "part_a2", "voxelnext", "mmdet3d_encoder", "bevfusion", "centerpoint")
     + ("mmdet3d_unet", "cylinder3d", "gaussianformer", "neuralbody", "openoccupancy", "pillarnet", "sst"),
     "torchsparse": ("mmdet3d_minkunet", "spvnas_minkunet", "mmdet3d_spvcnn", "neuralrecon"),
-    "minkowski": ("mmdet3d_minkunet", "pointcept_minkunet", "fcgf", "minkunet", "fcaf3d", "four_dmos", "dgr")
+    "minkowski": ("mmdet3d_minkunet", "pointcept_minkunet", "fcgf", "minkunet", "four_dmos", "dgr")
     + ("pointcontrast", "spine"),
 }
 QUICK = ("gaussianformer", "spvnas_minkunet", "fcgf", "minkunet")
@@ -91,9 +91,11 @@ def test_a_model_that_reads_tensors_is_open(framework, name, train):
         _watched(subject, network.train(train)).guards()
 
 
-def test_a_model_that_computes_a_grid_of_its_own_is_open():
-    """LION rounds `x.spatial_shape` up for a coarser tensor. Its part for the view from above has no such layer."""
-    with _model("spconv", "lion") as (subject, network), pytest.raises(Refusal, match="GRAPH_CHOOSES_BY_ROWS"):
+@pytest.mark.parametrize(("framework", "name"), [("spconv", "lion"), ("minkowski", "fcaf3d")])
+def test_a_model_that_chooses_by_rows_or_cells_is_open(framework, name):
+    """LION rounds `x.spatial_shape` up for a coarser tensor; its part for the view from above has no such layer.
+    FCAF3D keeps at most so many rows of an item, which none of its scenes need have; its backbone does not."""
+    with _model(framework, name) as (subject, network), pytest.raises(Refusal, match="GRAPH_CHOOSES_BY_ROWS"):
         _watched(subject, network).guards()
 
 
