@@ -12,10 +12,9 @@ import dataclasses
 import logging
 import re
 import threading
-import warnings
 from typing import Any
 
-from ...log import logger
+from ...log import logger, warn
 from ..base import refuse_profile
 from ..enabling import inherited
 from .errors import SignatureError
@@ -157,12 +156,11 @@ def saw_old_name(name: str) -> None:
     import torch
 
     if _chosen is None and not torch.compiler.is_compiling():  # compilers refuse warnings
-        warnings.warn(
+        warn(
             f"the program assigns {name}, an attribute of torchsparse 1.4 and 2.0, but the process runs with profile "
             f"{_DEFAULT}, the default, which reads coordinates as [b, x, y, z]. If the project is written for 1.4 or "
             "2.0, say enable('torchsparse', profile='1.4'); else name profile='2.1'.",
             UserWarning,
-            stacklevel=3,
         )
 
 

@@ -113,9 +113,11 @@ class _Torchsparse(TensorProtocol):
 def _kept(key: Any, entry: Any, results: Results) -> bool:
     """Whether layers behind a model look for what one inside has made: a map to go back by, or a map that comes with
     the range of the first layer that has made it."""
+    if any(step != 1 for step in key[2]):
+        return True
     record = record_of(entry)
-    if any(step != 1 for step in key[2]) or record is None or record.in_range is None:
-        return any(step != 1 for step in key[2])
+    if record is None or record.in_range is None:
+        return False
     return record.out_range != record.in_range[:4] or results.at(record.in_coords) is not None
 
 

@@ -159,8 +159,8 @@ class GraphedModule(ModelGraphs):
             self.decline(Why.GRAPH_CHANGED, kind.guards.changed())
             kind.forget_trial()
             return []
-        graphs = [] if kind.smaller_due(len(root.coords)) else kind.serving(len(root.coords))
-        return [graph for graph in graphs if graph.maps.serves(root.box)]
+        graphs = [graph for graph in kind.serving(len(root.coords)) if graph.maps.serves(root.box)]
+        return [] if kind.smaller_due(len(root.coords)) else graphs
 
     def _warm_up(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call that no graph serves: eager; watched, or recorded, where an attempt is due."""

@@ -233,6 +233,31 @@ def test_a_smaller_graph_is_for_small_calls_alone(graphs):
     assert [graph.capacity for graph in graphs.graphs] == [padded.capacity_of(3000), padded.capacity_of(100_000)]
 
 
+def test_what_no_graph_can_serve_stands_against_no_later_call(graphs, monkeypatch):
+    """Also where a smaller graph is due at that one."""
+    warm(graphs, 100_000)
+    eager(graphs, 3000, policy.SMALL_CALLS)
+    (large,) = graphs.graphs
+    refuse = SimpleNamespace(refusal=None)
+
+    def serves(box):
+        refuse.refusal = None
+        return True
+
+    def execute(graph, call, root):
+        refuse.refusal = Why.GRAPH_DUPLICATES
+        return MISSING
+
+    large.maps = SimpleNamespace(serves=serves, padded_input=refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "execute", execute)
+        before = graphs.events.count("capture again")
+        assert graphs.call(100_000) is MISSING and graphs.events.count("capture again") == before
+    assert Why.GRAPH_DUPLICATES.name in graphs.declined
+    graphs.call(3000)
+    assert len(graphs.graphs) == 2
+
+
 def test_where_no_smaller_graph_can_be_captured_the_large_one_serves(graphs):
     warm(graphs, 100_000)
     graphs.last_recording = None

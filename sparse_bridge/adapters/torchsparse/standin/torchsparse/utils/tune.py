@@ -2,13 +2,13 @@
 
 import statistics
 import time
-import warnings
 
 import torch
 from torchsparse.nn.modules.conv import Conv3d
 
 from sparse_bridge.adapters.torchsparse.profile import bind
 from sparse_bridge.errors import ContractError
+from sparse_bridge.log import warn
 
 __all__ = ["StableTimeAccumulator", "profile_model", "tune"]
 
@@ -35,7 +35,7 @@ def tune(model, data_loader, *args, **kwargs):
     """Accepts what the original takes, warns, and leaves the model as it is: kernels here choose
     themselves."""
     bind("tune", _NAMES, args, kwargs)
-    warnings.warn("torchsparse.tune does nothing in sparse_bridge: kernels choose themselves.", stacklevel=2)
+    warn("torchsparse.tune does nothing in sparse_bridge: kernels choose themselves.", UserWarning)
 
 
 class StableTimeAccumulator:
