@@ -6,12 +6,12 @@ names, and the maps of every framework. `policy` chooses what selective checkpoi
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from . import log
 from .adapters import base
 from .core import functional as _functional  # noqa: F401
 from .core.compile import handles
@@ -74,11 +74,10 @@ def __getattr__(name: str) -> Any:
     nothing to compile."""
     if name != "backend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
+    log.warn(
         'torch.compile(backend="sparse_bridge") means backend="eager" now; the next release does not accept it. Type '
         'backend="eager" where you need fullgraph=True. Elsewhere leave torch.compile out: sparse modules run eagerly '
         "or are replayed without it.",
         FutureWarning,
-        stacklevel=2,
     )
     return _eager

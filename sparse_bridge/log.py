@@ -16,6 +16,7 @@ logger = logging.getLogger("sparse_bridge")
 logger.addHandler(logging.NullHandler())
 
 _PLACES = (os.path.dirname(__file__) + os.sep, "<frozen ")  # no lines that a user can change
+_LIBRARIES = "torch", "spconv", "torchsparse", "MinkowskiEngine", "flex_gemm"  # nor these, which call layers
 _seen: set[tuple[str, ...]] = set()
 _lock = threading.Lock()
 
@@ -38,9 +39,9 @@ def once(key: tuple[str, ...], message: str, level: int = logging.INFO) -> bool:
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's that led here; of `sys` where none did."""
+    """Warn at the line of the user's that led here, maybe through modules of torch; of `sys` where none did."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_PLACES):
+    while frame is not None and _no_users(frame):
         frame = frame.f_back
     if frame is None:
         warnings.warn_explicit(text, category, "sys", 1)
@@ -48,3 +49,9 @@ def warn(text: str, category: type[Warning]) -> None:
         names = frame.f_globals
         place = frame.f_code.co_filename, frame.f_lineno, names.get("__name__")
         warnings.warn_explicit(text, category, *place, names.setdefault("__warningregistry__", {}))
+
+
+def _no_users(frame: FrameType) -> bool:
+    """Whether its line is of this package, of the libraries around it or of Python."""
+    module = str(frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in _LIBRARIES or frame.f_code.co_filename.startswith(_PLACES)

@@ -34,10 +34,11 @@ def counts(sp, x, **options):
 
 
 def warned(run):
-    """The messages of what `run` warns of."""
+    """The messages of what `run` warns of, at a line of this file."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run()
+    assert all(one.filename == __file__ for one in caught)
     return [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
 
 

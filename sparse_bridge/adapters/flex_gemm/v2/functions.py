@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from .... import log
 from .cache import NeighborCache, NeighborCacheT, build_neighbor_cache
 from .convolutions import sparse_conv, sparse_conv_transpose, submanifold_conv
 from .points import coalesce_coords, sort_coords, sparse_grid_sample, sparse_to_dense
@@ -63,7 +63,7 @@ NAMES.update({f"{layer.__name__}{n}d": _numbered(layer, n) for layer in LAYERS f
 
 def deprecated(name: str, instead: str) -> None:
     """The warning of a name that 2.0 keeps for old code."""
-    warnings.warn(f"flex_gemm.ops.spconv.{name} is deprecated; {instead}.", DeprecationWarning, 3)
+    log.warn(f"flex_gemm.ops.spconv.{name} is deprecated; {instead}.", DeprecationWarning)
 
 
 def sparse_submanifold_conv3d(

@@ -4,7 +4,6 @@ border without an error."""
 from __future__ import annotations
 
 import logging
-import warnings
 
 import torch
 
@@ -64,4 +63,4 @@ def _warn(outside: Outside, box: Box) -> None:
         "a larger spatial_shape (maximum + 1) or batch_size, or correct the indices."
     )
     if log.once(("spconv-rows-outside",), text, logging.WARNING):
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        log.warn(text, RuntimeWarning)

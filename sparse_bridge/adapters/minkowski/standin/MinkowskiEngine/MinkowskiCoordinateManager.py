@@ -1,7 +1,6 @@
 """`CoordinateManager`: the coordinate and kernel maps that tensors of one network share."""
 
 import os
-import warnings
 
 import torch
 from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
@@ -16,6 +15,7 @@ from MinkowskiEngineBackend._C import (
     RegionType,
 )
 
+from sparse_bridge import log
 from sparse_bridge.adapters.minkowski import batches, manager, profile
 from sparse_bridge.adapters.minkowski.errors import ArgumentValueError, CoordinateTypeError
 from sparse_bridge.adapters.minkowski.geometry import is_count
@@ -59,7 +59,7 @@ def set_memory_manager_backend(backend):
     if isinstance(backend, MemoryManagerBackend):
         profile.saw_old("set_memory_manager_backend(MemoryManagerBackend)")
         return
-    warnings.warn("set_memory_manager_backend is deprecated; use set_gpu_allocator.", DeprecationWarning, stacklevel=2)
+    log.warn("set_memory_manager_backend is deprecated; use set_gpu_allocator.", DeprecationWarning)
     set_gpu_allocator(backend)
 
 
@@ -243,7 +243,7 @@ class CoordinateManager:
 
     def get_kernel_map(self, *args, **kwargs):
         """The old name of `kernel_map`."""
-        warnings.warn("get_kernel_map is deprecated; use kernel_map.", DeprecationWarning, stacklevel=2)
+        log.warn("get_kernel_map is deprecated; use kernel_map.", DeprecationWarning)
         return self.kernel_map(*args, **kwargs)
 
     def origin(self):

@@ -1,7 +1,5 @@
 """`SparseTensor`: features [N, C] at integer coordinates."""
 
-import warnings
-
 import torch
 from MinkowskiEngine.MinkowskiCommon import convert_to_int_list
 from MinkowskiEngine.MinkowskiCoordinateManager import new_manager
@@ -22,6 +20,7 @@ from MinkowskiEngine.MinkowskiTensor import (
 from MinkowskiEngine.old_members import OldSparseTensor
 from MinkowskiEngineBackend._C import CoordinateMapKey
 
+from sparse_bridge import log
 from sparse_bridge.adapters.convert import kind_of
 from sparse_bridge.adapters.lazy_features import keep
 from sparse_bridge.adapters.minkowski import batches, dense, profile, rows
@@ -130,7 +129,7 @@ class SparseTensor(OldSparseTensor, Tensor):
     def _create(self, features, coordinates, tensor_stride, manager, make):
         check_pair(features, coordinates := followed(features, coordinates))
         if coordinates.dtype != torch.int32:
-            warnings.warn(f"{coordinates.dtype} coordinates are floored and made int32; pass `.int()`.", stacklevel=4)
+            log.warn(f"{coordinates.dtype} coordinates are floored and made int32; pass `.int()`.", UserWarning)
             coordinates = integral(coordinates)
         self._D = coordinates.shape[1] - 1
         self._manager = choose_manager(manager, self._D, lambda: new_manager(self._D, coordinates, *make))
