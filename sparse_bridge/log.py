@@ -11,12 +11,12 @@ import warnings
 from types import FrameType
 
 from . import state
+from .names import is_framework
 
 logger = logging.getLogger("sparse_bridge")
 logger.addHandler(logging.NullHandler())
 
 _PLACES = (os.path.dirname(__file__) + os.sep, "<frozen ")  # no lines that a user can change
-_LIBRARIES = "torch", "spconv", "torchsparse", "MinkowskiEngine", "flex_gemm"  # nor these, which call layers
 _seen: set[tuple[str, ...]] = set()
 _lock = threading.Lock()
 
@@ -52,6 +52,6 @@ def warn(text: str, category: type[Warning]) -> None:
 
 
 def _no_users(frame: FrameType) -> bool:
-    """Whether its line is of this package, of the libraries around it or of Python."""
-    module = str(frame.f_globals.get("__name__"))
-    return module.partition(".")[0] in _LIBRARIES or frame.f_code.co_filename.startswith(_PLACES)
+    """Whether its line is of this package, of the libraries around layers, or of Python."""
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package == "torch" or is_framework(package) or frame.f_code.co_filename.startswith(_PLACES)

@@ -6,6 +6,18 @@ import importlib
 from collections.abc import Callable, Iterable
 from types import ModuleType
 
+_frameworks: set[str] = set()  # import names of the frameworks whose layers are served
+
+
+def add_frameworks(packages: Iterable[str]) -> None:
+    """The layers of these packages are served."""
+    _frameworks.update(packages)
+
+
+def is_framework(package: str) -> bool:
+    """Whether a package's layers are served."""
+    return package in _frameworks
+
 
 def modules_of(package: str, *names: str) -> Callable[[str], ModuleType]:
     """The `__getattr__` of a package that imports these of its modules where they are first asked for."""

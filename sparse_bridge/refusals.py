@@ -80,6 +80,11 @@ class Why(enum.Enum):
         "merge such rows, or leave them out, in front of the model",
         _UNDECIDED,
     )
+    GRAPH_BATCH_ITEMS = (
+        "it computes over batch items, of which one has no rows, or which are those of other tensors, too",
+        "leave out empty batch items; have a manager of their own for other tensors",
+        _UNDECIDED,
+    )
     # Where, and how it is called.
     GRAPH_DEVICE = "its features are not on a GPU", "move model and input to a GPU"
     GRAPH_MEMORY = (

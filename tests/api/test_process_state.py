@@ -51,7 +51,7 @@ BLOCKS = """
 """
 REGISTERED = """
     adapters.enabling.compiling._undo adapters.enabling.compiling._users
-    core.closed_world.origins._frameworks export.player.stand_in._listeners
+    names._frameworks export.player.stand_in._listeners
     adapters.base.ADAPTERS adapters.base._loaded adapters.lifecycle._finders
     core.capture.graph_regions._layers_of core.capture.graph_regions._tensors_of core.compile.coordinates._builders
     core.compile.library.operator_names core.conv.kernel_products._listeners core.maps.request._listener

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ...core.maps.rows import fixed_items
+from ...core.maps.rows import batch_of_input, fixed_items
 from ...core.traced import between_graphs
 from ...errors import CoordinateError, DataTypeError
+from ...refusals import Refusal, Why
 from . import profile
 from .errors import ItemIndexError
 from .grid import Grid, Key
@@ -44,6 +45,9 @@ def batches(registry: MapRegistry) -> torch.Tensor:
 
 def origin(registry: MapRegistry) -> Key:
     """The map with one row (b, 0, .., 0) per batch index that was inserted, ascending."""
+    span = batch_of_input()
+    if span is not None:
+        return _origin_of(registry, *span)
     present = batches(registry)
     cached = registry.origin
     if cached is not None and (cached[1] is present or torch.equal(cached[1], present)):
@@ -55,6 +59,26 @@ def origin(registry: MapRegistry) -> Key:
     return key
 
 
+def _origin_of(registry: MapRegistry, low: int, n_items: int) -> Key:
+    """`origin` of the input of a replay, whose `n_items` batch indices from `low` on all have rows."""
+    if registry.origin is None:
+        if not registry.whole:
+            raise Refusal(Why.GRAPH_BATCH_ITEMS)
+        present = torch.arange(low, low + n_items, dtype=torch.int32, device=registry.device)
+        coords = torch.nn.functional.pad(present[:, None], (0, registry.dimension))
+        key, zeros = registry.free_key((0,) * registry.dimension), (0,) * registry.dimension
+        bounds = (low, *zeros), (low + n_items - 1, *zeros)
+        registry.grids[key] = Grid(coords, key[0], (1,) * registry.dimension, bounds, "origin")
+        registry.origin = (key, present)
+    return registry.origin[0]
+
+
+def has_items_of_one(registry: MapRegistry) -> bool:
+    """Whether all maps have rows of the same batch items: one was inserted, and none was pruned or merged."""
+    sources = [grid.source for grid in registry.grids.values()]
+    return not registry.fields and sources.count("inserted") == 1 and not {"pruned", "merged"} & {*sources}
+
+
 def batch_rows(registry: MapRegistry, key: Key, glob: Key) -> torch.Tensor:
     """int64 [N]: the row of the map `glob` (one row per batch index) of every row of `key`.
 
@@ -62,6 +86,10 @@ def batch_rows(registry: MapRegistry, key: Key, glob: Key) -> torch.Tensor:
     """
     if fixed_items() is not None:
         return registry.grid(key).coords[:, 0]
+    if (span := batch_of_input()) is not None:
+        if registry.origin is None or registry.origin[0] != glob:
+            raise Refusal(Why.GRAPH_BATCH_ITEMS)
+        return registry.grid(key).coords[:, 0].long() - span[0]
     memo = (key, glob)
     rows = registry.batch_rows.get(memo)
     if rows is None:

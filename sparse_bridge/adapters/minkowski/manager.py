@@ -12,6 +12,7 @@ from ...core.maps.kernel_map import KernelMap
 from ...core.ops.row_matrix import RowMatrix
 from ...core.traced import between_graphs
 from ...errors import ContractError, CoordinateError
+from .batches import has_items_of_one, origin
 from .errors import KeyStateError
 from .geometry import KernelSpec
 from .grid import INT32, Grid, Key, integral
@@ -41,6 +42,7 @@ def over(registry: MapRegistry, key: Key, root: CoordinateMap) -> MapRegistry:
     result = type(registry)(registry.dimension)
     result.use_device(root.device)
     result.grids[key] = copied
+    result.whole = has_items_of_one(registry)
     return result
 
 
@@ -51,6 +53,8 @@ def join(registry: MapRegistry, root: Key, other: MapRegistry, key: Key, coords:
     Raises: CoordinateError where a coordinate left int32.
     """
     like, grid = other.grid(key), registry.grid(root)
+    if like.source == "origin":
+        return origin(registry)
     existing = registry.grids.get(key)
     if existing is not None and (existing.source == like.source == "strided" or existing.origin == (root, ref(like))):
         return key

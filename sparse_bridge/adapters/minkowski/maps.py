@@ -44,7 +44,10 @@ class MapRegistry:
     """Coordinate maps, fields and kernel maps of one CoordinateManager of dimension D.
 
     Like upstream's, it evicts nothing: all of it goes when the last tensor that uses it does.
+    whole: of an input of a replay, see `has_items_of_one`.
     """
+
+    whole = True
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension

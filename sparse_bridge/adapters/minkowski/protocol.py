@@ -12,6 +12,7 @@ from ...core.geometry.boxes import Box
 from ...core.maps.coordinate_map import CoordinateMap
 from ..protocol import LayerFacts, Results, Root, TensorProtocol
 from . import interchange
+from .batches import has_items_of_one
 from .manager import enter_levels, join, over
 
 
@@ -70,7 +71,8 @@ class _Minkowski(TensorProtocol):
 
     def label(self, x: Any) -> Hashable:
         key = x.coordinate_map_key.key
-        return key, x._manager._manager.grid(key).unit
+        registry = x._manager._manager
+        return key, registry.grid(key).unit, has_items_of_one(registry)
 
     def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         if coords is None:

@@ -32,7 +32,8 @@ class CapturedMaps:
 
     padded_input: holds the `n_rows` coordinates of an input like those to come; its maps are
     `prepared`.  box: of the coordinates.  exact: it holds their exact bounds, and those of others
-    are found on the device.  memory: what the captures take, and the stream they are made on.
+    are found on the device.  memory: what the captures take, and the stream they are made on.  whole: inputs must have
+    rows of every batch item.
     Raises RuntimeError where nothing can be captured.
     """
 
@@ -45,9 +46,10 @@ class CapturedMaps:
         memory: GraphMemory,
         n_rows: int,
         exact: bool = False,
+        whole: bool = False,
     ) -> None:
         self.padded_input, self.box, self.steps, self.target = padded_input, box, steps, target
-        self.exact, self.memory = exact, memory
+        self.exact, self.memory, self.whole = exact, memory, whole
         self.makes_levels = any(step.makes for step in steps)
         self._relative = all(step.relative for step in steps)
         self._nonnegative = [step.level for step in steps if step.request.nonnegative]
@@ -70,7 +72,7 @@ class CapturedMaps:
         dry_run.queued()
         assert padded_input.counters is not None and padded_input.flags is not None
         ends = 0 if self.ends is None else self.ends.numel()
-        self.lengths = [len(padded_input.counters), len(padded_input.flags), ends]
+        self.lengths = [len(padded_input.counters), len(padded_input.flags), ends, int(whole)]
         size = sum(self.lengths)
         self.host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=True)
         del dry_run
@@ -115,6 +117,8 @@ class CapturedMaps:
         mine[1].copy_(padded_input.flags, non_blocking=True)
         if self.ends is not None:
             mine[2].copy_(self.ends.flatten(), non_blocking=True)
+        if self.whole:
+            mine[3].copy_(self._absent_items(), non_blocking=True)
         return self._builder.coords()
 
     def _maps(self) -> list[Any]:
@@ -122,9 +126,18 @@ class CapturedMaps:
         self._builder.count_pairs(sides)
         return sides
 
+    def _absent_items(self) -> torch.Tensor:
+        """int32 [1]: batch items without rows. What lies behind the last row is a copy of the first."""
+        low, n_items = self.padded_input.batch
+        items = (self.padded_input.coords[:, 0].long() - low).clamp(0, n_items - 1)  # see `serves` for others
+        seen = torch.zeros(n_items, dtype=torch.int32, device=items.device).scatter_(0, items, 1)
+        return n_items - seen.sum(0, keepdim=True, dtype=torch.int32)
+
     def serves(self, box: Box) -> bool:
         """Whether inputs in `box` can be served, if there is capacity for them."""
         self.padded_input.refusal = None
+        if self.whole and (box.lo[0], box.size[0]) != self.padded_input.batch:
+            return False
         if box is self.box or not self._relative:  # whatever agreed in smaller boxes ends where this one does
             return box is self.box
         try:
@@ -166,7 +179,8 @@ class CapturedMaps:
         """`rows` of an input that was started over. Where nothing is to be learnt, as of a part of a model at one
         level, the host does not wait."""
         n_rows = len(root.coords)
-        return {0: n_rows} if root.distinct and not self.makes_levels else self.rows(n_rows)
+        nothing = root.distinct and not (self.makes_levels or self.whole)
+        return {0: n_rows} if nothing else self.rows(n_rows)
 
     def rows(self, n_rows: int, bounds: DataBounds | None = None) -> dict[int, int] | None:
         """Rows of every level; None where the input cannot be served. Waits for the first graph.
@@ -175,10 +189,13 @@ class CapturedMaps:
         """
         self.event.synchronize()
         values = iter(self.host.tolist())
-        counters, flags, ends = (list(itertools.islice(values, length)) for length in self.lengths)
+        counters, flags, ends, absent = (list(itertools.islice(values, length)) for length in self.lengths)
         if bounds is not None and not self.serves(bounds.learn(ends)):
             return None
-        return self.padded_input.validated(counters, flags, n_rows)
+        rows = self.padded_input.validated(counters, flags, n_rows)
+        if rows is not None and any(absent):
+            self.padded_input.refusal, rows = Why.GRAPH_BATCH_ITEMS, None
+        return rows
 
     def learn(self, root: Root) -> bool:
         """Learn the bounds of an input that exact maps were started over; whether it is served."""
@@ -187,19 +204,21 @@ class CapturedMaps:
 
 
 def maps_like(
-    root: Root, recording: Recording, capacity: int, memory: GraphMemory
+    root: Root, recording: Recording, capacity: int, memory: GraphMemory, whole: bool = False
 ) -> tuple[CapturedMaps, dict[int, int]] | None:
     """(captured maps, built for `root`, with memory for `capacity` rows; the rows of its levels); None
-    where this input is not like the recorded one. Raises Refusal where its rows are equal, or lie outside."""
+    where this input is not like the recorded one. Raises Refusal where its rows are equal, or lie outside.  whole: or
+    where a batch item has none."""
     root = root.for_steps(any(step.makes for step in recording.steps))
     coords, box = root.coords, root.box
     target = kernel_target(coords.device)
     if target is None:
         return None
     padded_input = pad_input(coords, capacity, recording)
+    padded_input.batch = box.lo[0], box.size[0]
     steps, n_rows = tuple(recording.steps), coords.shape[0]
     exact = root.bounds is not box and all(step.derivable for step in steps)
-    maps = CapturedMaps(padded_input, box, target, steps, memory, n_rows, exact)
+    maps = CapturedMaps(padded_input, box, target, steps, memory, n_rows, exact, whole)
     maps.start(coords)
     rows = maps.rows(n_rows)
     if padded_input.refusal is not None:

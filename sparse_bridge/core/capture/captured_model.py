@@ -102,12 +102,13 @@ class Captured:
         for name in own_attributes(call.x) - known:
             raise Refusal(Why.GRAPH_ATTRIBUTE, name, named(call.x), named(getattr(call.x, name)))
 
-    def follows_box(self, root: Root, guards: Guards | None) -> bool:
-        """Whether what is computed may follow from the box that the program gave its input. guards: of the model."""
-        if self.padded_input.grids or not isinstance(root.bounds, Box) or not (guards is None or guards.reads_grid):
-            return bool(self.padded_input.grids)
-        kinds = (int, float, str)
-        return any(has_numbers(value, self.tensors.is_tensor, kinds) for value in self.spec.values())
+    def box_columns(self, root: Root, guards: Guards | None) -> frozenset[int]:
+        """Columns of the input's box that what is computed may follow from. guards: of the model."""
+        follows = bool(self.padded_input.grids)
+        if not follows and isinstance(root.bounds, Box) and (guards is None or guards.reads_grid):
+            kinds = (int, float, str)
+            follows = any(has_numbers(value, self.tensors.is_tensor, kinds) for value in self.spec.values())
+        return frozenset(range(len(root.box.size)) if follows else [0] if self.padded_input.pools else [])
 
     def differing_columns(self, root: Root) -> set[int]:
         """Columns of the box in which an input differs from the one of the capture; ROWS as well, where

@@ -115,8 +115,8 @@ class GraphedModule(ModelGraphs):
             if self.possible():
                 self.hindered.learn(True)
                 key = self.complete_key(key_of(tensors, call.x, features, (call.constants, root.known)))
-                if self.by_box:
-                    key = key._replace(label=(key.label, root.box))
+                if self.box_columns:
+                    key = key._replace(label=(key.label, root.ends(self.box_columns)))
                 return self.serve(self.kind_of(key), key, call, root)
             self.speculation.confirm(None)
             self.hindered.failed()
@@ -232,13 +232,13 @@ class GraphedModule(ModelGraphs):
                 else:
                     kind.comparison_showed_nothing()
         except Refusal as error:
-            self._differs(kind, columns, error)
+            self._differs(kind, root, columns, error)
         except torch.OutOfMemoryError:
             self._out_of_memory()
         except Exception as error:  # the program has its result, and goes on
             self.drop(Why.GRAPH_ERROR.says(type(error).__name__, error), logging.WARNING)
 
-    def _differs(self, kind: CallKind, columns: set[int], error: Refusal) -> None:
+    def _differs(self, kind: CallKind, root: Root, columns: set[int], error: Refusal) -> None:
         if error.verdict is Verdict.UNDECIDED:
             self.rerun_due = self.rerun_due or error.why is Why.GRAPH_FRONT  # the next call shows what it did
             return
@@ -248,14 +248,15 @@ class GraphedModule(ModelGraphs):
         if columns == {ROWS}:
             self.attempts.failed()
             self.refuse(str(error))
-        self.by_box = self.by_box or columns != {ROWS}
+        elif columns:
+            self.box_columns = frozenset(range(len(root.box.size)))
         self.forget_graphs()
 
     def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:
         """Queue what a graph does with features behind its maps, where this can be undone."""
         columns, own = graph.captured.differing_columns(root), graph.features
         taken = (features.dtype, features.shape[1:]) == (own.dtype, own.shape[1:]) and columns <= graph.verified
-        if graph.alters or not taken or (self.by_box and columns - {ROWS}):  # it would write behind its own grid
+        if graph.alters or not taken or columns & self.box_columns:  # it would write behind its own grid
             return False
         graph.run(features)
         graph.maps.memory.used()
@@ -317,7 +318,7 @@ class GraphedModule(ModelGraphs):
                 empty_cache()
                 peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
                 under_way = torch.cuda.memory_allocated() if self.trains else 0
-                guards = len(self.reads), self.by_box
+                guards = len(self.reads), self.box_columns
                 try:
                     graph = self.record_graph(kind, key, recording, capacity, call, root, out)
                 finally:
@@ -330,11 +331,10 @@ class GraphedModule(ModelGraphs):
                     kind.take(graph, capacity)
                     self.latest, self.rerun_due = kind, False
                     self.recorded(graph, call, out)
-                elif (len(self.reads), self.by_box) == guards:
+                elif (len(self.reads), self.box_columns) == guards:
                     self.inconclusive.failed()
             return
-        # A model may do anything at all in there; it runs as it did.
-        except Exception as error:
+        except Exception as error:  # a model may do anything at all in there; it runs as it did
             refusal = error if isinstance(error, Refusal) else Refusal(Why.GRAPH_ERROR, type(error).__name__, error)
             kind.trial = None  # the next attempt makes one: it takes all that a capture must find there
             if kind.graphs and (refusal.why is Why.GRAPH_NO_ROOM or isinstance(error, torch.OutOfMemoryError)):
@@ -344,7 +344,7 @@ class GraphedModule(ModelGraphs):
             del refusal  # it may be the error, which keeps this frame
         empty_cache()  # what was captured lies in a pool of its own, where nothing else could use it
 
-    def needs_more_guards(self, n_reads: int, follows_box: bool) -> bool:
+    def needs_more_guards(self, n_reads: int, columns: frozenset[int]) -> bool:
         """Whether calls must be told apart by more: a trial read more than `n_reads` entries, or follows the box."""
-        by_box, self.by_box = self.by_box, self.by_box or follows_box
-        return len(self.reads) > n_reads or self.by_box > by_box
+        before, self.box_columns = self.box_columns, self.box_columns | columns
+        return len(self.reads) > n_reads or self.box_columns > before

@@ -60,8 +60,8 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.kinds: dict[GraphKey, CallKind] = {}
         self.latest: CallKind | None = None  # of the call that a graph served last
         self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
-        # by_box: a graph for every box; where the model looks at bounds
-        self.hits, self.by_box = 0, False
+        self.hits = 0
+        self.box_columns = frozenset[int]()  # of the box of an input, those that tell kinds of calls apart
         # replays since the last eager call; whether that was a compared step; how often memory went back after others
         self._streak, self._compared = policy.REPLAYS_SETTLED, False
         self._returns = policy.Attempts(policy.MEMORY_RETURNS)

@@ -54,6 +54,8 @@ class PaddedInput:
     grids: batch sizes of the dense grids that were made.
     estimates: of the rows of every level, once an input has been looked at.
     refusal: why no graph can serve the last input, whatever its capacity.
+    batch: the lowest batch index, and how many there are.  pools: rows of tensors that have one per batch item, if
+    layers made any.
     items: batch items, where every input has so many.  looks: at what layers were given in a trial, see `look_for_nan`.
     """
 
@@ -71,6 +73,8 @@ class PaddedInput:
     grids: set[int] = dataclasses.field(default_factory=set)
     estimates: dict[int, int] = dataclasses.field(default_factory=dict)
     refusal: Why | None = None
+    batch: tuple[int, int] = (0, 0)
+    pools: set[int] = dataclasses.field(default_factory=set)
     items: int | None = None
     looks: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
@@ -106,9 +110,9 @@ class PaddedInput:
         return [self.coords, *counts, *coords.values(), *parts]
 
     def level_of(self, value: torch.Tensor) -> int:
-        """The level whose rows `value` has, capacity included; GRID for a dense grid, or what was
-        computed of one. Raises Refusal."""
-        if value.ndim > 1 and value.shape[0] in self.grids:
+        """The level whose rows `value` has, capacity included; GRID for a dense grid, a row per batch item, or what
+        was computed of those. Raises Refusal."""
+        if (value.ndim > 1 and value.shape[0] in self.grids) or (value.ndim and value.shape[0] in self.pools):
             return GRID
         for level, capacity in self.capacities.items():
             if value.ndim and value.shape[0] == capacity:
@@ -119,6 +123,14 @@ class PaddedInput:
         """How many rows of a tensor are in use. Raises Refusal."""
         level = self.level_of(value)
         return len(value) if level == GRID else rows[level]
+
+    def batch_of_input(self, n_items: int) -> tuple[int, int]:
+        """`batch`, for layers that make tensors of `n_items` rows by it. Raises Refusal."""
+        rows = n_items or self.batch[1]
+        if rows in self.capacities.values():  # nothing would tell such a tensor from one of a level
+            raise Refusal(Why.GRAPH_NO_LEVEL, [rows])
+        self.pools.add(rows)
+        return self.batch
 
     def refuse_mixed(self) -> None:
         """Raise Refusal where a layer was given NaN from behind the last row, which outputs need not show: a strided
@@ -221,7 +233,8 @@ def using(padded_input: PaddedInput) -> Iterator[None]:
     levels = sorted(padded_input.capacities, reverse=True)  # of equal capacities the input's own counts
     try:
         counts = {padded_input.capacities[level]: padded_input.rows(level) for level in levels}
-        with row_scopes.scope(counts, padded_input.grids, padded_input.items, padded_input.looks):
+        batch = padded_input.batch_of_input if padded_input.items is None else None
+        with row_scopes.scope(counts, padded_input.grids, padded_input.items, padded_input.looks, batch):
             yield
     finally:
         _local.padded_input = outer

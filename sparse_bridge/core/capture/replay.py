@@ -185,7 +185,7 @@ class Replayer(GraphedModule):
         assert memory is not None
         random_numbers = own_random_numbers(key.device)
         with torch.inference_mode(False), torch.no_grad(), random_numbers, unchanged:
-            captured_maps = maps_like(root, recording, capacity, memory)
+            captured_maps = maps_like(root, recording, capacity, memory, 0 in self.box_columns)
             if captured_maps is None:
                 return None
             maps, rows = captured_maps
@@ -206,7 +206,7 @@ class Replayer(GraphedModule):
                 written = WrittenBuffers(self.model, call.buffers)
                 captured_model = work([written, reads])
                 written.verify()
-                if self.needs_more_guards(n_reads, captured_model.follows_box(root, kind.guards)):
+                if self.needs_more_guards(n_reads, captured_model.box_columns(root, kind.guards)):
                     return None
                 rounded = captured_model.rounds_by_rows(call, root, rows, out, functools.partial(_exactly, work))
                 del captured_model

@@ -155,7 +155,7 @@ class TrainingReplayer(GraphedModule):
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
             with on_one_thread, own_random_numbers(key.device), unchanged, preserved_statistics(self.model):
-                captured_maps = maps_like(root, recording, capacity, memory)
+                captured_maps = maps_like(root, recording, capacity, memory, 0 in self.box_columns)
                 if captured_maps is None:
                     return None
                 maps, rows = captured_maps
@@ -163,7 +163,7 @@ class TrainingReplayer(GraphedModule):
                 if kind.trial is None:
                     copy = PaddedModel(self, call, root.coords, root.box)
                     captured_model = copy.verify(maps.padded_input, rows, out)
-                    if self.needs_more_guards(n_reads, captured_model.follows_box(root, kind.guards)):
+                    if self.needs_more_guards(n_reads, captured_model.box_columns(root, kind.guards)):
                         return None
                     exactly = functools.partial(copy.exactly, maps.padded_input)
                     rounded = captured_model.rounds_by_rows(call, root, rows, out, exactly)

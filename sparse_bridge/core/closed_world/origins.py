@@ -8,6 +8,7 @@ import sys
 from types import CodeType
 from typing import Any
 
+from ...names import add_frameworks, is_framework
 from ...refusals import Why
 
 
@@ -28,7 +29,6 @@ class Origin(enum.Enum):
 _PACKAGE = __name__.partition(".")[0]
 _PROGRAMS = (f"{_PACKAGE}.tools",)  # networks of the package that are as a program's
 _TRUSTED = frozenset({_PACKAGE, "torch", "torchvision", "triton", "numpy", "einops", "typing_extensions"})
-_frameworks: set[str] = set()  # packages whose layers are served
 _PURE = words(
     "abc bisect cmath collections contextlib copy copyreg dataclasses enum fractions functools heapq "
     "itertools keyword math numbers operator re sre_compile sre_parse statistics string types typing weakref "
@@ -53,14 +53,14 @@ def of_module(name: str) -> Origin:
         return Origin.PROGRAM
     if name.startswith(_IMPURE):
         return Origin.LIBRARY
-    if root in _TRUSTED or root in _frameworks or root in _PURE or root.startswith("namedtuple_"):
+    if root in _TRUSTED or is_framework(root) or root in _PURE or root.startswith("namedtuple_"):
         return Origin.TRUSTED
     return Origin.LIBRARY if root in sys.stdlib_module_names else Origin.PROGRAM
 
 
 def trust(packages: tuple[str, ...]) -> None:
     """Take the code of these packages, which belong to a framework, for trusted."""
-    _frameworks.update(packages)
+    add_frameworks(packages)
     of_module.cache_clear()
 
 

@@ -4,7 +4,7 @@ before it goes on."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -74,6 +74,10 @@ class Root(NamedTuple):
     def box(self) -> Box:
         """Waits for the device the first time, if it is still to be learnt."""
         return self.bounds.box if isinstance(self.bounds, DataBounds) else self.bounds
+
+    def ends(self, columns: Iterable[int]) -> tuple[tuple[int, int], ...]:
+        """The lowest values and the extents of these columns of the box. Waits as `box` does."""
+        return tuple((self.box.lo[column], self.box.size[column]) for column in sorted(columns))
 
     @property
     def bounds_known(self) -> bool:

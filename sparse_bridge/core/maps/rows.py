@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -92,16 +92,18 @@ def scope(
     grids: set[int] | None = None,
     items: int | None = None,
     looks: list[torch.Tensor] | None = None,
+    batch: Callable[[int], tuple[int, int]] | None = None,
 ) -> Iterator[None]:
     """Tensors of this thread with as many rows as a key here have these rows in use. grids: gets
     the batch sizes of the dense grids that are made.  items: batch items, where these are fixed.  looks: gets what
-    `look_for_nan` finds, bool []."""
+    `look_for_nan` finds, bool [].  batch: what `batch_of_input` returns."""
     global _active
-    names = ("padded", "grids", "cache", "items", "looks")
+    names = ("padded", "grids", "cache", "items", "looks", "batch")
     previous = [getattr(_local, name, None) for name in names]
     with _lock:
         _active += 1
-    _local.padded, _local.grids, _local.cache, _local.items, _local.looks = padded, grids, {}, items, looks
+    for name, value in zip(names, (padded, grids, {}, items, looks, batch), strict=True):
+        setattr(_local, name, value)
     try:
         yield
     finally:
@@ -126,6 +128,13 @@ def fixed_items() -> int | None:
     """Batch items of any input, where this thread's `scope` fixes them."""
     items: int | None = getattr(_local, "items", None) if in_scope() else None
     return items
+
+
+def batch_of_input(n_items: int = 0) -> tuple[int, int] | None:
+    """(the lowest batch index, how many follow each other from there) of every input that this thread's `scope` stands
+    for, each of them with rows; None where it says nothing of that. n_items: rows of a tensor that has one per item."""
+    batch = getattr(_local, "batch", None) if in_scope() else None
+    return None if batch is None else batch(n_items)
 
 
 def register_grid(batch_size: int) -> None:

@@ -18,10 +18,11 @@ from ..device.no_double_backward import no_double_backward, refuse_transforms
 from ..device.precision import KERNEL_DTYPES
 from ..maps.fold import copy_rows, max_rows, sum_rows
 from ..maps.kernel_map import KernelMap
-from ..maps.rows import fixed_items, register_grid, rows_of
+from ..maps.rows import batch_of_input, fixed_items, register_grid, rows_of
 from ..maps.segments import SegmentOperator, Segments, multiply, segment_max
 from .max_rows import list_max
 from .row_matrix import RowMatrix
+from .spread import items_in_use
 
 MODES = ("max", "avg", "sum")
 
@@ -212,15 +213,16 @@ def global_pool(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str
         raise DeviceError(f"features are on {x.device}, batch indices on {batch.device}; move both to one device.")
     expect_count("batch_size", batch_size)
     if fixed_items() is not None and (rows := rows_of(x)).device is not None:
-        return _in_use(x, batch, batch_size, mode, rows.device)
-    segments = Segments(batch.contiguous(), batch_size)
+        return _up_to(rows.device, x, batch, batch_size, mode)
+    batch_of_input(batch_size)
+    segments = Segments(items_in_use(batch).contiguous(), batch_size)
     if mode == "max":
         return segment_max(x, segments)
     counts = segments.starts.diff() if mode == "avg" else None
     return multiply(x, SegmentOperator(segments, divisor=counts))
 
 
-def _in_use(x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str, last: torch.Tensor) -> torch.Tensor:
+def _up_to(last: torch.Tensor, x: torch.Tensor, batch: torch.Tensor, batch_size: int, mode: str) -> torch.Tensor:
     """`global_pool` of the rows 0 .. last, which the device alone knows."""
     from ...kernels.ops.item_pool import item_pool
 

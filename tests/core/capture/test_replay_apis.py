@@ -391,7 +391,7 @@ def test_a_dense_grid_inside(device, trains):
             given = functools.partial(apis.scene, module, "spconv", seed, device, 0.25 + 0.002 * seed, shape=shape)
             apis.both(model, plain, given, trains, lambda out: [out["scores"], out["grid"], out["out"].features])
         replayer = replayer_of(model)
-        assert replayer.reason is None and len(replayer.graphs) == 1 and replayer.by_box
+        assert replayer.reason is None and len(replayer.graphs) == 1 and replayer.box_columns
         assert replayer.hits >= 1
 
 

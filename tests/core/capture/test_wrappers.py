@@ -302,7 +302,7 @@ def test_numbers_that_follow_from_one_axis(device):
             x = apis.scene(module, "spconv", seed, device, 0.3, shape=shape)
             assert model(wrapped.Grid(x)).height == shape[0]
         (part,) = graph_regions.summary()
-        assert part.hits >= 2 and graph_regions._regions[model].replayer.by_box
+        assert part.hits >= 2 and graph_regions._regions[model].replayer.box_columns
 
 
 class Optional(Decoder):

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from ....core.maps import map_cache
-from ....core.maps.rows import fixed_items
+from ....core.maps.rows import batch_of_input, fixed_items
 from ....core.ops.pool import global_pool
+from ....refusals import Refusal, Why
 from ...call_stats import note
 from .. import profile as profiles
 from ..maps import bounds_of
@@ -32,6 +33,11 @@ def global_pool_forward(x: Any, mode: str) -> torch.Tensor:
     elif (items := fixed_items()) is not None:
         note("torchsparse", layer_name)
         return global_pool(feats, coords[:, column], items, mode)
+    elif (span := batch_of_input()) is not None:  # a replay, whose inputs have rows of each of these items
+        if span[0]:
+            raise Refusal(Why.GRAPH_BATCH_ITEMS)
+        note("torchsparse", layer_name)
+        return global_pool(feats, coords[:, column], span[1], mode)
     else:
         low, high = bounds_of(map_cache.store_of(coords), coords, release)
         counts = item_counts(coords[:, column], low[0], high[0], layer_name)
