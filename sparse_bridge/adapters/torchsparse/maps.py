@@ -15,6 +15,7 @@ from ...core.maps.coordinate_map import CoordinateMap
 from ...core.maps.kernel_map import KernelMap
 from ...core.maps.map_cache import MapStore
 from ...core.maps.request import MapRequest, announce, request
+from ...core.maps.rows import rows_of
 from ...errors import CoordinateError
 from .. import providers  # noqa: F401 - maps are prefetched
 from .equal_rows import among_themselves
@@ -73,7 +74,8 @@ def exact_bounds(store: MapStore, coords: torch.Tensor, profile: Profile) -> Box
 
 
 def _data_bounds(store: MapStore, coords: torch.Tensor, profile: Profile) -> DataBounds:
-    """Exact bounds, which nobody has to wait for yet."""
+    """Exact bounds, which nobody has to wait for yet. Raises Refusal where a graph is to serve inputs of others."""
+    rows_of(coords).require_host_count("A strided layer over coordinates that have lost their range")
     return store.get("data bounds", lambda: DataBounds(core_rows(coords, profile)))
 
 

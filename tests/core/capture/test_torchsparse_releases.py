@@ -10,6 +10,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.refusals import Why
 from tests.clouds import cloud, features
 
 from . import apis
@@ -105,3 +106,39 @@ def test_a_part_behind_a_level_that_ends_before_its_box(device, rules, profile, 
             torch.testing.assert_close(mine.F, theirs.F)
         (one,) = graph_regions.summary()
         assert one.hits >= 16 and one.reason is None
+
+
+class Hourglass(nn.Module):
+    """Of torchsparse 2.1: `cat` forgets the range, and a strided layer comes behind it."""
+
+    def __init__(self, ts):
+        super().__init__()
+        self.cat, conv = ts.cat, ts.nn.Conv3d
+        self.first, self.down, self.last = conv(4, 4, 3), conv(8, 4, 3, stride=2), conv(4, 4, 3)
+
+    def forward(self, x):
+        return self.last(self.down(self.cat([x, self.first(x)])))
+
+
+@pytest.mark.parametrize("limit", [None, (2, 20, 20, 20)], ids=["no range", "a range"])
+def test_a_strided_layer_behind_cat(device, rules, limit):
+    """It goes by the extremes of the data, of which a graph of inputs in a range knows nothing."""
+    rules.hold(graphs_of(512))
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"), torch.no_grad():
+        import torchsparse as ts
+
+        plain = Hourglass(ts).to(device).eval()
+        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        for seed, high in enumerate([12, 12, 12, 12, 9, 10, 11, 13, 7, 12]):
+            coords = torch.randint(0, high, (30, 4), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+            coords[:, 0] %= 2
+            coords = coords.unique(dim=0).to(device)
+            values = features(len(coords), 4, device=device)
+            mine, theirs = (one(ts.SparseTensor(values, coords.clone(), 1, limit)) for one in (model, plain))
+            assert torch.equal(mine.C, theirs.C)
+            torch.testing.assert_close(mine.F, theirs.F, rtol=1e-3, atol=1e-4)
+        (part,) = graph_regions.summary()
+        if limit is None:
+            assert part.hits > 3
+        else:
+            assert part.graphs == 0 and Why.GRAPH_ROWS_ON_HOST.name in part.reason
