@@ -130,6 +130,7 @@ def test_all_state_has_an_owner_or_a_reason(files):
     assert sorted(found - owned) == sorted(excepted)
 
 
+@pytest.mark.slow  # reads the sources of all tests
 def test_tests_leave_private_names_alone(files):
     found = touched(TESTS, files)
     excepted = named(TOUCHED)
