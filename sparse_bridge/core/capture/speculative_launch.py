@@ -73,15 +73,15 @@ class SpeculativeLaunch:
             yield
             return
         with owner.lock, torch.cuda.device(root.coords.device):
-            if owner.allowed():  # still: another thread may be in the middle of a step
-                if self.claim(graph, root.coords):
-                    owner.wait_for_last_replay()
-                else:
-                    owner.start(graph, root)
-                self.started = graph
-                if root.bounds_known or graph.maps.learn(root):
-                    self.launched = graph if owner.launch_speculatively(graph, root, features) else None
-            try:
+            try:  # whatever interrupts it, a Ctrl-C or a signal's handler: the next call has other coordinates
+                if owner.allowed():  # still: another thread may be in the middle of a step
+                    if self.claim(graph, root.coords):
+                        owner.wait_for_last_replay()
+                    else:
+                        owner.start(graph, root)
+                    self.started = graph
+                    if root.bounds_known or graph.maps.learn(root):
+                        self.launched = graph if owner.launch_speculatively(graph, root, features) else None
                 yield
             finally:
                 self.undo()

@@ -7,7 +7,9 @@ import gc
 import pytest
 import torch
 
+from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import captured_maps, graph_regions
+from sparse_bridge.core.capture.graphed_module import GraphedModule
 from sparse_bridge.core.prefetch import prefetch
 
 from . import apis
@@ -101,3 +103,33 @@ def test_a_model_that_is_gone(api, told):
     gc.collect()
     told.clear()
     assert api.scene(6).F.shape[1] == 4 and told[0] == "own"
+
+
+@pytest.mark.parametrize("name", apis.NAMES)
+def test_a_call_that_is_interrupted(device, monkeypatch, name):
+    """Where it waits for what it has queued early, as by Ctrl-C: the next one has maps of its own."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with apis.standin(name) as module:
+        model, plain = optimized(module, name, device, False)
+        scenes = [apis.scene(module, name, seed, device, 0.4) for seed in range(10)]
+        rows = min(len(protocol.features_of(x)) for x in scenes)
+
+        def given(seed):
+            x = scenes[seed]
+            coords, values = protocol.of(x).coordinates_of(x), protocol.features_of(x)
+            few = torch.cat([coords[: rows - 1], coords[-1:]]).clone(), torch.cat([values[: rows - 1], values[-1:]])
+            return lambda: apis.tensor(module, name, *few)
+
+        for seed in range(6):
+            apis.both(model, plain, given(seed))
+        place = (GraphedModule, "launch_speculatively") if name == "spconv" else (captured_maps.CapturedMaps, "learn")
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), torch.no_grad():
+            patch.setattr(*place, interrupt)
+            model(given(6)())
+        hits = graph_regions.region_of(model).replayer.hits
+        for seed in range(7, 10):
+            apis.same_places(*(out for _, out in apis.both(model, plain, given(seed))))
+        assert graph_regions.region_of(model).replayer.hits > hits
