@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from ...refusals import Refusal, Why
 from . import guards, origins
@@ -326,11 +327,13 @@ def _switches(state: State) -> None:
             torch.are_deterministic_algorithms_enabled(),
             sys.intern(_precision()),
             torch.backends.cudnn.enabled,
+            parametrize._cache_enabled > 0,
             *map(len, _HOOKS),
         )
 
     names = ["torch's default dtype", "torch's deterministic algorithms"]
-    names += ["torch's matmul precision", "torch.backends.cudnn.enabled", *["torch's global hooks"] * len(_HOOKS)]
+    names += ["torch's matmul precision", "torch.backends.cudnn.enabled", "torch.nn.utils.parametrize.cached"]
+    names += ["torch's global hooks"] * len(_HOOKS)
     state.entry(switches, None, names.__getitem__)
 
 

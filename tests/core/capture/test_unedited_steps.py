@@ -114,6 +114,22 @@ def test_modules_that_come_later_are_trained(seen, change):
     assert replayer(model).hits > SCENES - 4 and replayer(model).graphs
 
 
+def test_weights_that_torch_caches(seen):
+    """A replay would compute them anew: of what they are made of by now, and without a gradient of their own."""
+
+    def program(model, scene):
+        nn.utils.parametrizations.weight_norm(model.head)
+        for seed in range(SCENES):
+            step(model, scene(seed))
+        with nn.utils.parametrize.cached():
+            loss = model(scene(0)).features.square().mean()
+            yield {"weight": torch.autograd.grad(loss, model.head.weight)[0]}
+
+    (theirs,), (mine,), model = seen(WithHead, program)
+    close(mine, theirs)
+    assert replayer(model).hits
+
+
 class Checkpointed(Net):
     """The second half is computed again in the backward pass."""
 
