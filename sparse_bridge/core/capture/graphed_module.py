@@ -288,11 +288,11 @@ class GraphedModule(ModelGraphs):
 
     def recorded(self, graph: Any, call: Call, out: Any) -> None:
         """A graph was captured after a call that returned `out`."""
-        return
 
     def recording(self, key: GraphKey, call: Call, root: Root) -> Recording | None:
         """Of inputs like that of the call; None where it asks for no maps. Raises Refusal."""
-        recording = None if root.known else prefetch.recording_of(key.device, root.box, self.trains, len(root.coords))
+        alone = root.known or root.coords.is_inference()  # layers may have asked for each map as for a first one
+        recording = None if alone else prefetch.recording_of(key.device, root.box, self.trains, len(root.coords))
         return recording or requests_of_layers(self, key, call, root)
 
     def record(self, kind: CallKind, key: GraphKey, call: Call, root: Root, out: Any) -> None:

@@ -81,6 +81,20 @@ def test_a_program_that_only_trains(spconv, device):
     assert hits() > 2 and not graph_regions.region_of(model).replayer.kinds
 
 
+@pytest.mark.usefixtures("uncompared")
+@pytest.mark.parametrize("name", apis.NAMES)
+def test_scenes_made_in_inference_mode(device, name):
+    """Nobody sees whether these coordinates are written to, so that torchsparse's layers share no maps there."""
+    with apis.standin(name) as module, settings.override(optimize="graphs"):
+        plain = apis.network(module, name, device).eval()
+        model = copy.deepcopy(plain)
+        with torch.inference_mode():
+            for seed in range(7):
+                given = functools.partial(apis.scene, module, name, seed, device, 0.3 + 0.002 * seed)
+                apis.both(model, plain, given, mode="graphs")
+        assert hits() > 2
+
+
 @pytest.mark.parametrize(
     ("mode", "level"), [("auto", logging.INFO), ("inference", logging.INFO), ("graphs", logging.WARNING)]
 )
