@@ -54,13 +54,13 @@ def _divided(axes: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
         return axes
     if len(set(unit)) == 1:
         return torch.div(axes, unit[0], rounding_mode="floor")
-    return torch.div(axes, axes.new_tensor(unit), rounding_mode="floor")
+    return torch.div(axes, constant(unit, axes.device), rounding_mode="floor")
 
 
 def _multiplied(axes: torch.Tensor, unit: tuple[int, ...]) -> torch.Tensor:
     if _plain(unit):
         return axes
-    return axes * (unit[0] if len(set(unit)) == 1 else axes.new_tensor(unit))
+    return axes * (unit[0] if len(set(unit)) == 1 else constant(unit, axes.device))
 
 
 def _floored(coords: torch.Tensor) -> torch.Tensor:
