@@ -86,6 +86,9 @@ class _Torchsparse(TensorProtocol):
     def result(self, x: Any, y: Any, features: torch.Tensor, coords: torch.Tensor | None, box: Box | None) -> Any:
         rows = x.coords if coords is None else coords
         give_range(rows, range_of(x), range_of(y), coords is not None)
+        level = caches_of(y).cmaps.get(y.stride)
+        if isinstance(level, tuple) and level[0] is y.coords:  # with the range of the layer that made it
+            caches_of(x).cmaps.setdefault(y.stride, (rows, level[1]))
         return output_of(x, _profile(), features, rows, y.stride, range_of(y))
 
     def keep_for(self, y: Any, captured: Any, results: Results, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -162,3 +162,34 @@ def test_the_range_of_a_map_in_front(device, replayed):
             return module.SparseTensor(values, coords, 1, (2, 12, 12, 12) if replayed == "stem" else later)
 
         compare(Decoder(module).to(device).eval(), lambda model: getattr(model, replayed), given, Decoder.__call__, 10)
+
+
+def test_the_range_of_a_level_behind_a_sum(device):
+    """Of torchsparse 2.1: `cat` drops the range of a result; a layer that goes back to its level has that of the layer
+    that made the level."""
+
+    class Part(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.down, self.conv = module.nn.Conv3d(4, 8, 2, stride=2), module.nn.Conv3d(8, 8, 3)
+            self.cat = module.cat
+
+        def forward(self, x):
+            x = self.down(x)
+            return self.cat([self.conv(x), x])
+
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"):
+        import torchsparse as module
+
+        down, up = (module.nn.Conv3d(16, 16, 2, stride=2, transposed=back) for back in (False, True))
+
+        def given(seed):
+            coords, values = scene(seed, device)
+            return module.SparseTensor(values, coords, 1, (2, 12, 12, 12))
+
+        def found(model, x):
+            y = model[0](x)
+            z = model[2](model[1](y))
+            return y.spatial_range, z.spatial_range, z.C, z.F
+
+        compare(nn.ModuleList([Part(module), down, up]).to(device).eval(), lambda model: model[0], given, found)
