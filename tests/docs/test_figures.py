@@ -94,7 +94,7 @@ def test_first_calls_are_those_of_records() -> None:
 
     page, peers = ROOT / "docs" / "costs.md", ("bridge", "spconv")
     columns = {
-        "h200_stream_default": "H200, 784b9a7f, 30 November",
+        "h200_stream_default": "H200, b625a82e, 30 November",
         "h100_stream": "H100, a4fc180, 26 November",
         "h200_stream": "H200, 24111a7, 25 November",
     }

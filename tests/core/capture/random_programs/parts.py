@@ -18,13 +18,10 @@ class Beside(NamedTuple):
 
 
 class Tensors:
-    """How programs of a framework read and make its sparse tensors.
+    """How programs of a framework read and make its sparse tensors."""
 
-    ranged: whether tensors of torchsparse 2.1 have a range, which `torchsparse.cat` would drop: in front of a strided
-    layer that is not tried here."""
-
-    def __init__(self, module, name, ranged=False):
-        self.module, self.name, self.ranged = module, name, ranged
+    def __init__(self, module, name):
+        self.module, self.name = module, name
         self.batch_column = 3 if name in ("torchsparse 2.0", "torchsparse 1.4") else 0
 
     def __deepcopy__(self, memo):
@@ -49,7 +46,7 @@ class Tensors:
         features = [self.features(x) for x in given]
         if way == "add":
             return given[0] + given[1] if self.name != "spconv" else given[0].replace_feature(features[0] + features[1])
-        if self.name == "spconv" or self.ranged:
+        if self.name == "spconv":
             return self.with_features(given[0], torch.cat(features, 1))
         return self.module.cat(list(given)) if self.name != "minkowski" else self.module.cat(*given)
 

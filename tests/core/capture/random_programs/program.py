@@ -60,7 +60,7 @@ class Program:
         self.choose = choose = random.Random(f"{name}, {trains}, {seed}")
         torch.manual_seed(seed)
         self.layers, self.scenes = layers_of(module, name, choose), Scenes(module, name, choose, device, trains)
-        self.tensors = Tensors(module, name, self.scenes.range_kind != "none")
+        self.tensors = Tensors(module, name)
         self.words: Counter[str] = Counter()
         self.dense = torch.randn(beside.DENSE, device=device)
         with sparse_bridge.eager(), torch.no_grad():
