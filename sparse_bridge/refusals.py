@@ -161,7 +161,7 @@ class Why(enum.Enum):
     GRAPH_FRONT = "nothing shows what it did in front of its sparse layers", None, _UNDECIDED
     GRAPH_NO_GRADIENT = (
         "its output does not depend on what is trained",
-        "freeze the whole part, or call it under `torch.no_grad()`",
+        "call a model that is frozen under `torch.no_grad()`; of one that is not, freeze whole parts",
     )
     GRAPH_SEPARATE = (
         "a backward pass by one of its outputs has nothing in common with one by another",
