@@ -74,9 +74,10 @@ def _origin_of(registry: MapRegistry, low: int, n_items: int) -> Key:
 
 
 def has_items_of_one(registry: MapRegistry) -> bool:
-    """Whether all maps have rows of the same batch items: one was inserted, and none was pruned or merged."""
-    sources = [grid.source for grid in registry.grids.values()]
-    return not registry.fields and sources.count("inserted") == 1 and not {"pruned", "merged"} & {*sources}
+    """Whether all maps have rows of the same batch items: one tensor was entered, and none was pruned or merged."""
+    grids = registry.grids.values()
+    entered = len(registry.fields) + sum(grid.source == "inserted" and grid.field is None for grid in grids)
+    return entered == 1 and not any(grid.source in ("pruned", "merged") for grid in grids)
 
 
 def batch_rows(registry: MapRegistry, key: Key, glob: Key) -> torch.Tensor:

@@ -97,9 +97,11 @@ class Grid:
     source: how it came to be: "inserted", "strided", "expanded", "pruned", "merged" or "origin".
     layers: output and kernel map of the layers on this map, by kernel.
     origin: of a map that a replay entered, the map that its graph begins with, and the one of the capture.
+    field: whose points it has the voxels of.
     """
 
     origin: tuple[Key, ref[Grid]] | None = None
+    field: Key | None = None
 
     def __init__(
         self,

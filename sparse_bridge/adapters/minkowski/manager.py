@@ -105,6 +105,7 @@ def voxelize(registry: MapRegistry, field_key: Key, stride: tuple[int, ...], nam
     check_tensor_stride(stride)
     field = registry.field(field_key)
     key, first, inverse = registry.insert(field.cells(stride), stride, name, aligned=True)
+    registry.grid(key).field = field_key
     if inverse is None:
         inverse = torch.arange(len(field.coords), device=field.coords.device)
     field.rows.put(key, inverse, inverse.device)

@@ -183,6 +183,20 @@ def test_batch_indices_from_two_on(device, rules):
         assert sum(hits) >= 4
 
 
+def test_the_voxels_of_a_field(device, rules):
+    """They have rows of the items that the field has."""
+    rules.hold(graphs_of(512, watched=True))
+    with apis.standin("minkowski") as me, torch.no_grad():
+        model, plain = pair(MAKERS["minkowski squeeze"], me, device, False)
+
+        def given(seed):
+            x = scene(me, "minkowski", device, seed)()
+            points = x.C.float() + torch.tensor([0, 0.3, 0.3, 0.3], device=device)
+            return lambda: me.TensorField(x.F, points).sparse()
+
+        assert sum(served(model, plain, given(seed), False) for seed in range(10)) >= 4
+
+
 class Pruned(nn.Module):
     """Layers in front, which leave out rows, or other tensors of the same manager."""
 
@@ -193,16 +207,16 @@ class Pruned(nn.Module):
     def forward(self, x):
         me, items = self.me, x.C[:, 0]
         if self.way == "pruning":
-            keep = (items != items.max()) | (x.C[:, 1] >= 0) & (self.way != "pruning")
-            x = me.MinkowskiPruning()(x, keep)
+            x = me.MinkowskiPruning()(x, items != items.max())
         else:
             far = x.C[:3].clone()
             far[:, 0] = 7
-            me.SparseTensor(x.F[:3], far.unique(dim=0)[:3].contiguous(), coordinate_manager=x.coordinate_manager)
+            kind = me.SparseTensor if self.way == "another tensor" else me.TensorField
+            kind(x.F[:1], far[:1], coordinate_manager=x.coordinate_manager)
         return self.behind(x)
 
 
-@pytest.mark.parametrize("way", ["pruning", "another tensor"])
+@pytest.mark.parametrize("way", ["pruning", "another tensor", "a field"])
 def test_a_manager_that_has_more_items(device, rules, way):
     """The origin has a row for each batch index that its manager was given: such a part is left to its layers."""
     rules.hold(graphs_of(512, watched=True))
