@@ -40,7 +40,7 @@ from .graph_capture import preserved_statistics
 from .model_graphs import ModelGraphs
 from .padded import PaddedInput
 
-ROWS = -1  # in the place of a column
+ROWS, ITEMS = -1, -2  # in the place of a column: how many rows there are, and that every batch item has some
 
 
 Cut = Callable[[torch.Tensor], torch.Tensor]
@@ -108,7 +108,8 @@ class Captured:
         if not follows and isinstance(root.bounds, Box) and (guards is None or guards.reads_grid):
             kinds = (int, float, str)
             follows = any(has_numbers(value, self.tensors.is_tensor, kinds) for value in self.spec.values())
-        return frozenset(range(len(root.box.size)) if follows else [0] if self.padded_input.pools else [])
+        columns = frozenset(range(len(root.box.size)) if follows else ())
+        return columns | {0, ITEMS} if self.padded_input.pools else columns
 
     def differing_columns(self, root: Root) -> set[int]:
         """Columns of the box in which an input differs from the one of the capture; ROWS as well, where

@@ -249,7 +249,7 @@ class GraphedModule(ModelGraphs):
             self.attempts.failed()
             self.refuse(str(error))
         elif columns:
-            self.box_columns = frozenset(range(len(root.box.size)))
+            self.box_columns |= {*range(len(root.box.size))}
         self.forget_graphs()
 
     def launch_speculatively(self, graph: Any, root: Root, features: torch.Tensor) -> bool:

@@ -61,7 +61,8 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.latest: CallKind | None = None  # of the call that a graph served last
         self.holder: object = None  # the token of the step whose backward pass the graphs' memory is for
         self.hits = 0
-        self.box_columns = frozenset[int]()  # of the box of an input, those that tell kinds of calls apart
+        # Columns of an input's box that tell kinds of calls apart; ITEMS where each batch item has to have rows.
+        self.box_columns = frozenset[int]()
         # replays since the last eager call; whether that was a compared step; how often memory went back after others
         self._streak, self._compared = policy.REPLAYS_SETTLED, False
         self._returns = policy.Attempts(policy.MEMORY_RETURNS)

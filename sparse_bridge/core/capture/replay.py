@@ -35,7 +35,7 @@ from .calls.input_proxies import Call
 from .calls.structures import MISSING
 from .calls.written_buffers import WrittenBuffers, buffers_of
 from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
-from .captured_model import Captured
+from .captured_model import ITEMS, Captured
 from .graph_capture import captured_from
 from .graph_key import GraphKey, addresses
 from .graphed_module import GraphedModule
@@ -185,7 +185,7 @@ class Replayer(GraphedModule):
         assert memory is not None
         random_numbers = own_random_numbers(key.device)
         with torch.inference_mode(False), torch.no_grad(), random_numbers, unchanged:
-            captured_maps = maps_like(root, recording, capacity, memory, 0 in self.box_columns)
+            captured_maps = maps_like(root, recording, capacity, memory, ITEMS in self.box_columns)
             if captured_maps is None:
                 return None
             maps, rows = captured_maps

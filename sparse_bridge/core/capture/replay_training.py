@@ -32,7 +32,7 @@ from .calls.output_spec import OutputSpec
 from .calls.structures import MISSING, Tensors
 from .calls.written_buffers import buffers_of
 from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
-from .captured_model import Captured
+from .captured_model import ITEMS, Captured
 from .graph_capture import captured, captured_from, copies_of, copy_each, in_trial, preserved_statistics, trial
 from .graph_key import GraphKey, addresses, parameters_of
 from .graphed_module import GraphedModule
@@ -155,7 +155,7 @@ class TrainingReplayer(GraphedModule):
             assert memory is not None
             on_one_thread = torch.autograd.set_multithreading_enabled(False)
             with on_one_thread, own_random_numbers(key.device), unchanged, preserved_statistics(self.model):
-                captured_maps = maps_like(root, recording, capacity, memory, 0 in self.box_columns)
+                captured_maps = maps_like(root, recording, capacity, memory, ITEMS in self.box_columns)
                 if captured_maps is None:
                     return None
                 maps, rows = captured_maps

@@ -76,8 +76,8 @@ class Root(NamedTuple):
         return self.bounds.box if isinstance(self.bounds, DataBounds) else self.bounds
 
     def ends(self, columns: Iterable[int]) -> tuple[tuple[int, int], ...]:
-        """The lowest values and the extents of these columns of the box. Waits as `box` does."""
-        return tuple((self.box.lo[column], self.box.size[column]) for column in sorted(columns))
+        """The lowest values and the extents of these columns of the box, but for numbers below 0. Waits as `box`."""
+        return tuple((self.box.lo[column], self.box.size[column]) for column in sorted(columns) if column >= 0)
 
     @property
     def bounds_known(self) -> bool:

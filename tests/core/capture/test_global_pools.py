@@ -183,6 +183,30 @@ def test_batch_indices_from_two_on(device, rules):
         assert sum(hits) >= 4
 
 
+class Grid(nn.Module):
+    """Layers, and the dense grid of their rows."""
+
+    def __init__(self, sp):
+        super().__init__()
+        layers = apis.Layers(sp, "spconv")
+        self.layers = layers.sequence(layers.conv(4, 8, "a"), layers.down(8, 8, "d"), layers.conv(8, 8, "b"))
+
+    def forward(self, x):
+        y = self.layers(x)
+        return y, y.dense()
+
+
+@TRAINS
+def test_a_grid_of_items_without_rows(device, rules, trains):
+    """It has cells of all items, whether they have rows or not."""
+    rules.hold(graphs_of(512, watched=True))
+    with apis.standin("spconv") as sp, torch.set_grad_enabled(trains):
+        model, plain = pair(Grid, sp, device, trains)
+        items = [(0, 1, 2), (0, 2)]
+        hits = [served(model, plain, scene(sp, "spconv", device, seed, items[seed % 2]), trains) for seed in range(12)]
+        assert all(hits[6:])
+
+
 def test_the_voxels_of_a_field(device, rules):
     """They have rows of the items that the field has."""
     rules.hold(graphs_of(512, watched=True))
