@@ -123,6 +123,7 @@ def files():
     return trees(PACKAGE)
 
 
+@pytest.mark.slow  # reads the sources of the package
 def test_all_state_has_an_owner_or_a_reason(files):
     found, owned = kept(files), forgotten(files)
     assert len(found & owned) > 30, "what owners forget was not read"

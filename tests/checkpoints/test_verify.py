@@ -46,7 +46,9 @@ def place(tmp_path):
 EXPECT = {"pointcept": ["--expect", "mIoU=73.5"]}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name == "openpcdet" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_the_metric_stands_beside_the_published_one(name, place, capsys):
     assert command_line.main([*place(name), *EXPECT.get(name, [])]) == 0
     shown = capsys.readouterr()
