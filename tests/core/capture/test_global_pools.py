@@ -235,8 +235,8 @@ class OneLevel(nn.Module):
         return y, self.pool(y).F
 
 
-class Pruned(nn.Module):
-    """Layers in front, which leave out an item, or other tensors of the same manager."""
+class Behind(nn.Module):
+    """Layers in front, which change the coordinates or leave out an item, or other tensors of the same manager."""
 
     def __init__(self, me, behind, way, down):
         super().__init__()
@@ -246,6 +246,8 @@ class Pruned(nn.Module):
         me, items = self.me, x.C[:, 0]
         if self.way == "pruning":
             x = self.down(me.MinkowskiPruning()(x, items != items.max()))
+        elif self.way == "down":
+            x = self.down(x)
         else:
             far = x.C[:1].clone()
             far[:, 0] = 7
@@ -254,19 +256,28 @@ class Pruned(nn.Module):
         return self.behind(x)
 
 
-@pytest.mark.parametrize(
-    ("way", "why"),
-    [("pruning", Why.GRAPH_HAS_MAPS), ("another tensor", Why.GRAPH_BATCH_ITEMS), ("a field", Why.GRAPH_BATCH_ITEMS)],
-)
-def test_a_manager_that_has_more_items(device, rules, way, why):
-    """The origin has a row for each batch index that its manager was given: such a part is left to its layers, as is
-    one over a level that others have made."""
+@TRAINS
+def test_a_part_behind_layers_that_change_the_coordinates(device, rules, trains):
+    rules.hold(graphs_of(512, watched=True))
+    with apis.standin("minkowski") as me, torch.set_grad_enabled(trains):
+        model, plain = pair(OneLevel, me, device, trains)
+        down = apis.Layers(me, "minkowski").down(4, 4, "d").to(device).requires_grad_(False)
+        programs = [Behind(me, one, "down", down) for one in (model, plain)]
+        of = functools.partial(scene, me, "minkowski", device)
+        hits = [served(*programs, of(seed), trains) for seed in range(10)]
+        assert all(hits[7:])
+        assert not served(*programs, of(10, items=(0, 2)), trains)
+
+
+@pytest.mark.parametrize("way", ["pruning", "another tensor", "a field"])
+def test_a_manager_that_has_more_items(device, rules, way):
+    """The origin has a row for each batch index that its manager was given: such a part is left to its layers."""
     rules.hold(graphs_of(512, watched=True))
     with apis.standin("minkowski") as me, torch.no_grad():
         model, plain = pair(OneLevel, me, device, False)
         down = apis.Layers(me, "minkowski").down(4, 4, "d").to(device)
-        programs = [Pruned(me, one, way, down) for one in (model, plain)]
+        programs = [Behind(me, one, way, down) for one in (model, plain)]
         of = functools.partial(scene, me, "minkowski", device)
         assert not any(served(*programs, of(seed), False) for seed in range(10))
         (part,) = graph_regions.summary()
-        assert part.graphs == 0 and why.name in part.reason
+        assert part.graphs == 0 and Why.GRAPH_BATCH_ITEMS.name in part.reason
