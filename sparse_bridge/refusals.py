@@ -161,7 +161,7 @@ class Why(enum.Enum):
     GRAPH_FRONT = "nothing shows what it did in front of its sparse layers", None, _UNDECIDED
     GRAPH_NO_GRADIENT = (
         "its output does not depend on what is trained",
-        "call a model that is frozen under `torch.no_grad()`; of one that is not, freeze whole parts",
+        "call `.eval()` on a model that is frozen; of one that is not, freeze whole parts",
     )
     GRAPH_SEPARATE = (
         "a backward pass by one of its outputs has nothing in common with one by another",

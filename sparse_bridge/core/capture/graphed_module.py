@@ -39,8 +39,6 @@ _OTHER_INPUTS = Why.GRAPH_HAS_MAPS, Why.GRAPH_COORDINATES
 class GraphedModule(ModelGraphs):
     """The forward of a model that graphs serve, and when to capture another."""
 
-    trains = False  # whether calls compute gradients
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = None if torch.compiler.is_compiling() else self.try_replay(args, kwargs)
         if result is None:

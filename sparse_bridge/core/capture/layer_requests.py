@@ -30,13 +30,13 @@ def requests_of_layers(owner: ModelGraphs, key: GraphKey, call: Call, root: Root
     maps; None where there are none.
 
     Raises Refusal where they make a level that `root` has already: they would have taken that one."""
-    tensors, trains = key.tensors, torch.is_grad_enabled()
+    tensors, gradients = key.tensors, torch.is_grad_enabled()
     features = tensors.features_of(call.x)
     assert features is not None
     features = features.detach().clone().requires_grad_(features.requires_grad)
     start = functools.partial(tensors.over, call.x, features, CoordinateMap(root.coords.detach().clone(), root.box))
     unseen = assert_no_mutation(owner.model, tensors), preserved_statistics(owner.model), own_random_numbers(key.device)
-    with torch.inference_mode(False), torch.set_grad_enabled(trains), contextlib.ExitStack() as stack:
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients), contextlib.ExitStack() as stack:
         for manager in unseen:
             stack.enter_context(manager)
         recording = stack.enter_context(prefetch.recorded())
@@ -51,7 +51,7 @@ def requests_of_layers(owner: ModelGraphs, key: GraphKey, call: Call, root: Root
         raise Refusal(Why.GRAPH_HAS_MAPS)
     if not recording.steps:
         return None
-    return recording.with_backward_views() if trains else recording
+    return recording.with_backward_views() if owner.trains else recording
 
 
 def _over_copies(function: Callable[..., Any]) -> Callable[..., Any]:

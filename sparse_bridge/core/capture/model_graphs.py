@@ -50,6 +50,7 @@ class ModelGraphs(ModelReference, abc.ABC):
     reason: str | None
     undecided: str | None
     declined: str | None
+    trains = False  # whether calls compute gradients
 
     def __init__(self, model: nn.Module, tensors_of: Callable[[Any], Tensors | None], asked: bool = True) -> None:
         """tensors_of: the framework of a sparse tensor, None for other objects.  asked: the program wants this

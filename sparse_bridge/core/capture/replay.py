@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ... import hooks, policy, settings
-from ...refusals import Why
+from ...refusals import Refusal, Why
 from ..closed_world.kept import assert_no_mutation
 from ..geometry.data_bounds import Root
 from ..maps.rows import fill_behind
@@ -35,9 +35,9 @@ from .calls.input_proxies import Call
 from .calls.structures import MISSING
 from .calls.written_buffers import WrittenBuffers, buffers_of
 from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
-from .captured_model import ITEMS, Captured
+from .captured_model import ITEMS, Captured, for_each_output
 from .graph_capture import captured_from
-from .graph_key import GraphKey, addresses
+from .graph_key import GraphKey, addresses, parameters_of
 from .graphed_module import GraphedModule
 from .padded import LARGE_FILL
 
@@ -98,12 +98,14 @@ def summary_of(*modes: GraphedModule) -> Summary:
 
 
 class Replayer(GraphedModule):
-    """The forward of a model in evaluation; training: takes the calls with gradients, see `replay_training`.  part: it
-    is called by another module, and may be too small to be worth a graph."""
+    """The forward of a model in evaluation; training: takes the calls with gradients, see `replay_training`. A frozen
+    model has none, also where gradients are recorded.  part: it is called by another module, and may be too small to be
+    worth a graph."""
 
     def __init__(self, training: GraphedModule, asked: bool = True, part: bool = False) -> None:
         super().__init__(training.model, training.tensors_of, asked)
         self.training, self.hindered, self.part = training, training.hindered, part
+        self.reads = training.reads
         self.slower = False  # replays were not faster than the layers
         self._least = {False: math.inf, True: math.inf}  # seconds of a call, by whether a graph served it
 
@@ -134,14 +136,31 @@ class Replayer(GraphedModule):
 
     def mode(self) -> GraphedModule:
         """What serves calls now."""
-        return self.training if torch.is_grad_enabled() else self
+        return self.training if torch.is_grad_enabled() and not self._frozen() else self
+
+    def _frozen(self) -> bool:
+        """Whether the model has nothing that is trained, and is in evaluation."""
+        learns = any(p.requires_grad for p in parameters_of(self.modules))
+        return not (learns or any(m.training for m in self.modules))
 
     def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
+        mode = self.mode()
+        return super().try_replay(args, kwargs) if mode is self else mode.try_replay(args, kwargs)
+
+    def try_call(self, call: Call) -> ReplayResult | None:
         if torch.is_grad_enabled():
-            return self.training.try_replay(args, kwargs)
-        return super().try_replay(args, kwargs)
+            tensors = self.tensors_of(call.x)
+            features = None if tensors is None else tensors.features_of(call.x)
+            if features is not None and features.requires_grad:
+                return self.training.try_call(call) if self.training.may_replay() else None
+        return super().try_call(call)
+
+    def complete_key(self, key: GraphKey) -> GraphKey:
+        return key._replace(switches=(*key.switches, torch.is_grad_enabled()))
 
     def allowed(self) -> bool:
+        if torch.is_grad_enabled():
+            return not (hooks.traced() or hooks.hooked_everywhere())
         return hooks.inference()
 
     def possible(self) -> bool:
@@ -182,9 +201,10 @@ class Replayer(GraphedModule):
     ) -> _Graph | None:
         # What is made in inference mode could not be written to outside of it.
         unchanged, memory = assert_no_mutation(self.model, key.tensors), self.memory
+        gradients = torch.set_grad_enabled(torch.is_grad_enabled())  # as in the call: layers ask for it
         assert memory is not None
         random_numbers = own_random_numbers(key.device)
-        with torch.inference_mode(False), torch.no_grad(), random_numbers, unchanged:
+        with torch.inference_mode(False), gradients, random_numbers, unchanged:
             captured_maps = maps_like(root, recording, capacity, memory, ITEMS in self.box_columns)
             if captured_maps is None:
                 return None
@@ -196,7 +216,9 @@ class Replayer(GraphedModule):
             n_reads = len(self.reads)
 
             def work(contexts: Sequence[Any]) -> Captured:
-                return Captured(self, self.run_layers, call, padded_input, features, root.box, contexts)
+                made = Captured(self, self.run_layers, call, padded_input, features, root.box, contexts)
+                for_each_output(made.tensors, made.spec, _refuse_gradient)
+                return made
 
             weights = [*self.model.parameters(), *self.model.buffers()]
             if kind.trial is None:
@@ -225,6 +247,12 @@ class Replayer(GraphedModule):
                 made = memory.captured(lambda pool: _Graph(maps, features, work, self.modules, weights, pool, alters))
                 made.captured.rounded = rounded
                 return made
+
+
+def _refuse_gradient(tensor: torch.Tensor) -> None:
+    """Raise Refusal for an output of a frozen model that requires a gradient: it is not the model's own."""
+    if tensor.requires_grad:
+        raise Refusal(Why.GRAPH_OTHER_MODE)
 
 
 def _exactly(work: Callable[..., Captured]) -> Captured | None:

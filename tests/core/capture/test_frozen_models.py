@@ -1,0 +1,139 @@
+"""Models of which nothing is trained, called where gradients are recorded: they are replayed as without."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import sparse_bridge
+from sparse_bridge.adapters import protocol
+from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.refusals import Why
+
+from . import apis
+from .graph_sizes import graphs_of
+
+pytestmark = pytest.mark.emulated
+
+
+def frozen_pair(module, name, device, around=lambda network: network):
+    """A frozen model that may be replayed, and its double."""
+    plain = around(apis.network(module, name, device)).eval().requires_grad_(False)
+    return sparse_bridge.optimize(copy.deepcopy(plain), graphs=True), plain
+
+
+def hits(model):
+    found = graph_regions.region_of(model)
+    return 0 if found is None else found.replayer.hits + found.replayer.training.hits
+
+
+def values_of(model, x):
+    """Features of a network's outputs, of which it is equal whether they require a gradient."""
+    found = apis.values_of(model(x))
+    return [one.detach() for one in found], [one.requires_grad for one in found]
+
+
+@pytest.mark.parametrize("name", apis.NAMES)
+def test_one_graph_for_all_calls_with_gradients_recorded(device, rules, name):
+    """It has the bits of the layers; calls without gradients have a graph of their own."""
+    rules.hold(graphs_of(64, watched=True))
+    with apis.standin(name) as module:
+        model, plain = frozen_pair(module, name, device)
+        for seed in range(24):
+            given = functools.partial(apis.scene, module, name, seed, device, 0.2 + 0.01 * (seed % 5))
+            with torch.set_grad_enabled(seed < 12):
+                (mine, wants), (theirs, _) = values_of(model, given()), values_of(plain, given())
+            assert not any(wants)
+            assert all(map(torch.equal, mine, theirs))
+            if seed == 11:
+                before = hits(model)
+                assert before >= 5
+        assert hits(model) >= before + 5
+        assert len(graph_regions.region_of(model).replayer.graphs) == 2
+
+
+@pytest.mark.parametrize("name", apis.NAMES)
+def test_a_head_that_is_trained_on_a_frozen_backbone(device, rules, name):
+    """Steps of the head's are those on the layers, and the backbone trains from where it is no longer frozen."""
+    rules.hold(graphs_of(64, watched=True))
+    with apis.standin(name) as module:
+        pair = frozen_pair(module, name, device)
+        torch.manual_seed(1)
+        heads = [nn.Linear(4, 3).to(device)]
+        heads.append(copy.deepcopy(heads[0]))
+        replayed = 0
+        for seed in range(16):
+            if seed == 12:
+                replayed = hits(pair[0])
+                for one in pair:
+                    one.requires_grad_(True)
+            for one, head in zip(pair, heads, strict=True):
+                one.zero_grad()
+                head.zero_grad()
+                x = apis.scene(module, name, seed, device)
+                head(protocol.features_of(one(x)["out"])).square().sum().backward()
+            apis.same_gradients(*heads)
+            apis.same_gradients(*pair)
+            assert (next(pair[0].parameters()).grad is None) == (seed < 12)
+        assert replayed >= 4
+
+
+def test_features_that_require_a_gradient(device, rules):
+    """They get it, among scenes that ask for none."""
+    rules.hold(graphs_of(64, watched=True))
+    with apis.standin("spconv") as module:
+        model, plain = frozen_pair(module, "spconv", device)
+        for seed in range(24):
+            gradients = []
+            for one in (model, plain):
+                x = apis.scene(module, "spconv", seed, device)
+                x.features.requires_grad_(seed % 2 > 0)
+                found = apis.values_of(one(x))
+                assert [value.requires_grad for value in found] == [bool(seed % 2)] * len(found)
+                if seed % 2:
+                    apis.loss_of(found).backward()
+                    gradients.append(x.features.grad)
+            if gradients:
+                torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+        region = graph_regions.region_of(model).replayer
+        assert region.hits >= 4 and region.training.hits >= 4
+
+
+class Asks(nn.Module):
+    """Computes something else where gradients are recorded.
+
+    way: "scale": by a factor. "leaf": with a tensor that it makes, and that requires a gradient."""
+
+    def __init__(self, network, way):
+        super().__init__()
+        self.network, self.way = network, way
+
+    def forward(self, x):
+        found = self.network(x)
+        if torch.is_grad_enabled():
+            out = protocol.features_of(found["out"])
+            factor = 3.0 if self.way == "scale" else torch.ones(4, device=out.device, requires_grad=True)
+            found["out"] = protocol.of(found["out"]).with_features(found["out"], out * factor)
+        return found
+
+
+@pytest.mark.parametrize("way", ["scale", "leaf"])
+def test_a_model_that_asks_whether_gradients_are_recorded(device, rules, way):
+    rules.hold(graphs_of(64, watched=True))
+    with apis.standin("spconv") as module:
+        model, plain = frozen_pair(module, "spconv", device, lambda network: Asks(network, way))
+        for seed in range(30):
+            given = functools.partial(apis.scene, module, "spconv", seed, device)
+            with torch.set_grad_enabled(seed % 3 > 0):
+                (mine, wants), (theirs, expected) = values_of(model, given()), values_of(plain, given())
+            assert wants == expected
+            assert all(map(torch.equal, mine, theirs))
+        part = graph_regions.summary()[0]
+        if way == "scale":
+            assert part.hits >= 12 and part.graphs == 2
+        else:
+            assert part.hits == 0 and Why.GRAPH_OTHER_MODE.name in part.reason
