@@ -140,6 +140,8 @@ class Replayer(GraphedModule):
 
     def _frozen(self) -> bool:
         """Whether the model has nothing that is trained, and is in evaluation."""
+        if self.inner is None:
+            self.look_for_modules()
         learns = any(p.requires_grad for p in parameters_of(self.modules))
         return not (learns or any(m.training for m in self.modules))
 
@@ -160,7 +162,7 @@ class Replayer(GraphedModule):
 
     def allowed(self) -> bool:
         if torch.is_grad_enabled():
-            return not (hooks.traced() or hooks.hooked_everywhere())
+            return self._frozen() and not (hooks.traced() or hooks.hooked_everywhere())
         return hooks.inference()
 
     def possible(self) -> bool:
@@ -199,6 +201,8 @@ class Replayer(GraphedModule):
     def record_graph(
         self, kind: CallKind, key: GraphKey, recording: Recording, capacity: int, call: Call, root: Root, out: Any
     ) -> _Graph | None:
+        if torch.is_grad_enabled() and not self._frozen():  # a module that trains was added
+            return None
         # What is made in inference mode could not be written to outside of it.
         unchanged, memory = assert_no_mutation(self.model, key.tensors), self.memory
         gradients = torch.set_grad_enabled(torch.is_grad_enabled())  # as in the call: layers ask for it
@@ -216,9 +220,7 @@ class Replayer(GraphedModule):
             n_reads = len(self.reads)
 
             def work(contexts: Sequence[Any]) -> Captured:
-                made = Captured(self, self.run_layers, call, padded_input, features, root.box, contexts)
-                for_each_output(made.tensors, made.spec, _refuse_gradient)
-                return made
+                return Captured(self, self.run_layers, call, padded_input, features, root.box, contexts)
 
             weights = [*self.model.parameters(), *self.model.buffers()]
             if kind.trial is None:
@@ -227,6 +229,7 @@ class Replayer(GraphedModule):
                 reads = ForeignReads(known, self.numbers, dict(self.model.named_parameters()))
                 written = WrittenBuffers(self.model, call.buffers)
                 captured_model = work([written, reads])
+                for_each_output(captured_model.tensors, captured_model.spec, _refuse_gradient)
                 written.verify()
                 if self.needs_more_guards(n_reads, captured_model.box_columns(root, kind.guards)):
                     return None

@@ -82,6 +82,55 @@ def test_a_head_that_is_trained_on_a_frozen_backbone(device, rules, name):
         assert replayed >= 4
 
 
+class Adapted(nn.Module):
+    """A linear layer, and a product of two small matrices beside it that is trained."""
+
+    def __init__(self, linear, width):
+        super().__init__()
+        self.linear = linear
+        self.down, self.up = nn.Linear(width, 2, bias=False), nn.Linear(2, linear.out_features, bias=False)
+        nn.init.constant_(self.up.weight, 0.1)
+
+    def forward(self, values):
+        return self.linear(values) + self.up(self.down(values))
+
+
+class WithLinear(nn.Module):
+    def __init__(self, network, device):
+        super().__init__()
+        self.network, self.linear = network, nn.Linear(4, 4).to(device)
+
+    def forward(self, x):
+        found = self.network(x)
+        values = self.linear(protocol.features_of(found["out"]))
+        found["out"] = protocol.of(found["out"]).with_features(found["out"], values)
+        return found
+
+
+def test_adapters_that_are_added_later_are_trained(device, rules):
+    """To a frozen model that was replayed where gradients are recorded."""
+    rules.hold(graphs_of(64, watched=True))
+    with apis.standin("spconv") as module:
+        torch.manual_seed(0)
+        pair = frozen_pair(module, "spconv", device, lambda network: WithLinear(network, device))
+        for seed in range(26):
+            if seed == 12:
+                assert hits(pair[0]) >= 4
+                for one in pair:
+                    torch.manual_seed(1)
+                    one.linear = Adapted(one.linear, 4).to(device).eval()
+            for one in pair:
+                one.zero_grad()
+                found = apis.values_of(one(apis.scene(module, "spconv", seed, device)))
+                assert [value.requires_grad for value in found] == [seed >= 12, False]
+                if seed >= 12:
+                    found[0].square().sum().backward()
+            if seed >= 12:
+                assert pair[0].linear.up.weight.grad is not None
+                apis.same_gradients(*pair)
+        assert graph_regions.region_of(pair[0]).replayer.training.hits >= 4
+
+
 def test_features_that_require_a_gradient(device, rules):
     """They get it, among scenes that ask for none."""
     rules.hold(graphs_of(64, watched=True))
