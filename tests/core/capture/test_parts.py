@@ -288,15 +288,15 @@ class Squeezed(nn.Module):
 
 
 def test_a_part_that_looks_at_batch_items(device, rules):
-    """The manager of the input knows them, not the level that the part is given."""
+    """They are those of the input, also on the level that the part is given."""
     rules.hold(graphs_of(512, watched=True))
     rules.set(policy, LEAST_LAYERS=2)
     found = {}
     for mode in ("off", "graphs"):
         with apis.standin("minkowski") as module, settings.override(optimize=mode), torch.no_grad():
             model = Squeezed(module).to(device).eval()
-            scenes = [apis.scene(module, "minkowski", seed, device, 0.3 + 0.002 * seed) for seed in range(12)]
+            scenes = [apis.scene(module, "minkowski", seed, device, 0.3 + 0.002 * seed) for seed in range(18)]
             found[mode] = [model(scene).F for scene in scenes]
             said = {one.name: one for one in graph_regions.summary()}
-    assert said["Squeeze"].hits == 0 and "GRAPH_HAS_MAPS" in said["Squeeze"].reason
+    assert said["Squeeze"].hits >= 5 and said["Squeeze"].reason is None
     assert all(map(torch.equal, found["graphs"], found["off"]))
