@@ -34,6 +34,8 @@ def batches(registry: MapRegistry) -> torch.Tensor:
         return torch.tensor([*range(items)])
     roots = [grid.coords for grid in registry.grids.values() if grid.source == "inserted"]
     roots += [field.coords for field in registry.fields.values()]
+    if not roots:  # a replay's, which has layers' coordinates for a root
+        roots = [grid.coords for grid in registry.grids.values()][:1]
     indices = registry.batches.get(len(roots))
     if indices is None:
         parts = [_present(coords[:, 0]) for coords in roots]
@@ -45,8 +47,6 @@ def batches(registry: MapRegistry) -> torch.Tensor:
 
 def origin(registry: MapRegistry) -> Key:
     """The map with one row (b, 0, .., 0) per batch index that was inserted, ascending."""
-    if not registry.whole:
-        raise Refusal(Why.GRAPH_BATCH_ITEMS)
     span = batch_of_input()
     if span is not None:
         return _origin_of(registry, *span)
@@ -64,6 +64,8 @@ def origin(registry: MapRegistry) -> Key:
 def _origin_of(registry: MapRegistry, low: int, n_items: int) -> Key:
     """`origin` of the input of a replay, whose `n_items` batch indices from `low` on all have rows."""
     if registry.origin is None:
+        if not registry.whole:
+            raise Refusal(Why.GRAPH_BATCH_ITEMS)
         present = torch.arange(low, low + n_items, dtype=torch.int32, device=registry.device)
         coords = torch.nn.functional.pad(present[:, None], (0, registry.dimension))
         key, zeros = registry.free_key((0,) * registry.dimension), (0,) * registry.dimension

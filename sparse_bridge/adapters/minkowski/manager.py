@@ -35,16 +35,14 @@ def insert_field(registry: MapRegistry, coords: torch.Tensor, stride: tuple[int,
 
 
 def over(registry: MapRegistry, key: Key, root: CoordinateMap) -> MapRegistry:
-    """A registry that has the map `key` alone, with the coordinates `root` instead of its own. Where all maps of
-    `registry` have the same batch items, that one counts as inserted: `batches` looks there."""
-    grid, whole = registry.grid(key), has_items_of_one(registry)
-    source = "inserted" if whole and grid.source in ("strided", "expanded") else grid.source
-    copied = Grid(None, grid.stride, grid.unit, (grid.lo, grid.hi), source)
+    """A registry that has the map `key` alone, with the coordinates `root` instead of its own."""
+    grid = registry.grid(key)
+    copied = Grid(None, grid.stride, grid.unit, (grid.lo, grid.hi), grid.source)
     copied.adopt(None, root)
     result = type(registry)(registry.dimension)
     result.use_device(root.device)
     result.grids[key] = copied
-    result.whole = whole
+    result.whole = has_items_of_one(registry)
     return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,14 +29,16 @@ class CallFrame:
         self.front: FrontAudit | None = None
         self._repeatable = False
 
-    def watch_front(self, mode: GraphedModule) -> None:
-        """Watch what the call does from here on to its resume point, if `mode` may repeat it. The call's `watches`
-        end it."""
-        compares = mode.trains and mode.latest is not None and mode.latest.comparison_ahead()
-        key = next(iter(mode.kinds), None)
-        if key is not None and (compares or (mode.rerun_due and mode.given_up() is None)):
-            self.front = FrontAudit(mode.model, key.tensors)
-            self.watches.enter_context(self.front)
+    def watch_front(self, modes: Sequence[GraphedModule]) -> None:
+        """Watch what the call does from here on to its resume point, if one of these may repeat it. The call's
+        `watches` end it."""
+        for mode in modes:
+            compares = mode.trains and mode.latest is not None and mode.latest.comparison_ahead()
+            key = next(iter(mode.kinds), None)
+            if key is not None and (compares or (mode.rerun_due and mode.given_up() is None)):
+                self.front = FrontAudit(mode.model, key.tensors)
+                self.watches.enter_context(self.front)
+                return
 
     def end_front(self) -> None:
         """The call has come to its resume point."""

@@ -69,7 +69,7 @@ class Captured:
         self.tensors: Tensors = call.tensors_of(call.x)
         self.owner, self.padded_input, self.features, self.box = owner, padded_input, features, box
         self.rows = self.tensors.coordinates_of(call.x).shape[0]
-        known, versions = set[str](), [version_of(features)]
+        known, versions, requires_grad = set[str](), [version_of(features)], features.requires_grad
         with preserved_statistics(owner.model), contextlib.ExitStack() as stack:
             modes: list[Any] = []
 
@@ -92,10 +92,11 @@ class Captured:
             for mode in modes:
                 if isinstance(mode, ForeignReads):
                     for_each_output(self.tensors, self.spec, mode.check)
+        for_each_output(self.tensors, self.spec, _refuse_parameter)
         given = self.tensors.features_of(self.padded_x), self.tensors.coordinates_of(self.padded_x)
         if given[0] is not features or given[1] is not self.coords:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
-        if [version_of(features), version_of(self.coords)] != versions:
+        if [version_of(features), version_of(self.coords)] != versions or features.requires_grad != requires_grad:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
         if not own_attributes(self.padded_x) <= known:
             raise Refusal(Why.GRAPH_WRITES_INPUT)
@@ -291,6 +292,12 @@ class Captured:
         with torch.no_grad(), preserved_statistics(self.owner.model), torch.random.fork_rng():
             start = functools.partial(self.tensors.over, call.x, features, CoordinateMap(root.coords, root.box))
             return OutputSpec.of(call, self.owner.run_layers, start, set())
+
+
+def _refuse_parameter(tensor: torch.Tensor) -> None:
+    """Raise Refusal for an output of a class of its own, as a parameter: a replay returns tensors."""
+    if type(tensor) is not torch.Tensor:
+        raise Refusal(Why.GRAPH_RETURNS_OBJECT, named(tensor))
 
 
 def for_each_output(tensors: Tensors, spec: OutputSpec, look: Callable[[torch.Tensor], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import reprlib
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -85,15 +85,18 @@ def _named(name: str, part: tuple[Any, ...]) -> str:
 
 def addresses(modules: Sequence[nn.Module]) -> tuple[int, ...]:
     """Where parameters and buffers lie: a graph reads them there."""
-    return tuple(
-        [
-            _data_ptr(tensor)
-            for module in modules
-            for tensors in (module._parameters, module._buffers)
-            if tensors
-            for tensor in tensors.values()
-            if tensor is not None
-        ]
+    return tuple(map(_data_ptr, tensors_of_modules(modules)))
+
+
+def tensors_of_modules(modules: Sequence[nn.Module]) -> Iterator[torch.Tensor]:
+    """Parameters and buffers of each module in turn."""
+    return (
+        tensor
+        for module in modules
+        for tensors in (module._parameters, module._buffers)
+        if tensors
+        for tensor in tensors.values()
+        if tensor is not None
     )
 
 

@@ -237,7 +237,7 @@ class GraphRegion(served_forward.Server):
         call_frame = CallFrame(self, args, kwargs)
         try:
             with _entered(call_frame), call_frame.watches:
-                call_frame.watch_front(self.replayer.mode())
+                call_frame.watch_front(self.replayer.modes())
                 out = self.run_layers(*args, **kwargs)
             if call_frame.result is not None:
                 call_frame.result.computed(out)

@@ -37,7 +37,7 @@ from .calls.written_buffers import WrittenBuffers, buffers_of
 from .captured_maps import CapturedMaps, maps_like, on_own_stream, own_random_numbers
 from .captured_model import ITEMS, Captured, for_each_output
 from .graph_capture import captured_from
-from .graph_key import GraphKey, addresses, parameters_of
+from .graph_key import GraphKey, addresses, tensors_of_modules
 from .graphed_module import GraphedModule
 from .padded import LARGE_FILL
 
@@ -142,8 +142,15 @@ class Replayer(GraphedModule):
         """Whether the model has nothing that is trained, and is in evaluation."""
         if self.inner is None:
             self.look_for_modules()
-        learns = any(p.requires_grad for p in parameters_of(self.modules))
-        return not (learns or any(m.training for m in self.modules))
+        return not (self._learns() or any(m.training for m in self.modules))
+
+    def _learns(self) -> bool:
+        return any(one.requires_grad for one in tensors_of_modules(self.modules))
+
+    def modes(self) -> tuple[GraphedModule, ...]:
+        """What may serve calls now: which one, their features say."""
+        mode = self.mode()
+        return (self, self.training) if mode is self and torch.is_grad_enabled() else (mode,)
 
     def try_replay(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ReplayResult | None:
         mode = self.mode()
@@ -158,7 +165,9 @@ class Replayer(GraphedModule):
         return super().try_call(call)
 
     def complete_key(self, key: GraphKey) -> GraphKey:
-        return key._replace(switches=(*key.switches, torch.is_grad_enabled()))
+        # The model may record gradients itself, or ask for the mode.
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self._learns()
+        return key._replace(switches=(*key.switches, *modes))
 
     def allowed(self) -> bool:
         if torch.is_grad_enabled():
@@ -216,7 +225,7 @@ class Replayer(GraphedModule):
             padded_input, own = maps.padded_input, key.tensors.features_of(call.x)
             assert own is not None
             features = torch.full((capacity, key.channels), float("nan"), dtype=key.dtype, device=key.device)
-            features[: own.shape[0]].copy_(own)
+            features[: own.shape[0]].copy_(own.detach())
             n_reads = len(self.reads)
 
             def work(contexts: Sequence[Any]) -> Captured:
@@ -229,7 +238,9 @@ class Replayer(GraphedModule):
                 reads = ForeignReads(known, self.numbers, dict(self.model.named_parameters()))
                 written = WrittenBuffers(self.model, call.buffers)
                 captured_model = work([written, reads])
-                for_each_output(captured_model.tensors, captured_model.spec, _refuse_gradient)
+                mine = captured_model.spec
+                for spec in (mine, mine.of_call(call, out, key.tensors)):
+                    for_each_output(key.tensors, spec, _refuse_gradient)
                 written.verify()
                 if self.needs_more_guards(n_reads, captured_model.box_columns(root, kind.guards)):
                     return None
@@ -253,7 +264,7 @@ class Replayer(GraphedModule):
 
 
 def _refuse_gradient(tensor: torch.Tensor) -> None:
-    """Raise Refusal for an output of a frozen model that requires a gradient: it is not the model's own."""
+    """Raise Refusal for an output that requires a gradient: the model records it where the call does not."""
     if tensor.requires_grad:
         raise Refusal(Why.GRAPH_OTHER_MODE)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import sparse_bridge
+from sparse_bridge import settings
 from sparse_bridge.adapters import protocol
 from sparse_bridge.core.capture import graph_regions
 from sparse_bridge.refusals import Why
@@ -186,3 +187,118 @@ def test_a_model_that_asks_whether_gradients_are_recorded(device, rules, way):
             assert part.hits >= 12 and part.graphs == 2
         else:
             assert part.hits == 0 and Why.GRAPH_OTHER_MODE.name in part.reason
+
+
+class Around(nn.Module):
+    """A network, and what programs do with its input and output."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.register_buffer("gain", torch.full((4,), 2.0))
+
+    def scaled(self, found, factor):
+        out = protocol.features_of(found["out"]) * factor
+        return {**found, "out": protocol.of(found["out"]).with_features(found["out"], out)}
+
+    def forward(self, x):
+        return self.scaled(self.network(x), self.gain)
+
+
+class Records(Around):
+    def forward(self, x):
+        with torch.enable_grad():
+            return super().forward(x)
+
+
+class Marks(Around):
+    """A map of what counts in the input."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            values = x.features.requires_grad_()
+            found = self.network(x)
+            (counts,) = torch.autograd.grad(protocol.features_of(found["out"]).square().sum(), values)
+        return {"out": x.replace_feature(counts), "deep": x.replace_feature(counts + 1)}
+
+
+class IsInference(Around):
+    def forward(self, x):
+        return self.scaled(self.network(x), 3.0 if x.features.is_inference() else 1.0)
+
+
+class ModeOfInference(Around):
+    def forward(self, x):
+        return self.scaled(self.network(x), 3.0 if torch.is_inference_mode_enabled() else 1.0)
+
+
+class ReturnsParameter(Around):
+    def forward(self, x):
+        found = self.network(x)
+        return {**found, "own": nn.Parameter(protocol.features_of(found["out"]).detach() * 2, requires_grad=False)}
+
+
+def observed(model, x):
+    """What a program sees of a call."""
+    found = model(x)
+    values = [*apis.values_of(found), *([found["own"]] if "own" in found else [])]
+    kinds = [(type(one), one.requires_grad, one.is_leaf) for one in values]
+    return [one.detach() for one in values], kinds, x.features.requires_grad
+
+
+GRADIENTS = torch.enable_grad, torch.no_grad, torch.inference_mode
+
+
+@pytest.mark.parametrize("kind", [Around, Records, Marks, IsInference, ModeOfInference, ReturnsParameter])
+def test_what_a_program_sees(device, rules, kind):
+    """In all modes of autograd, with parameters and buffers that require a gradient later, and inference tensors."""
+    if device == "cpu" and kind is ModeOfInference:
+        pytest.skip("pretended replays ask anew")
+    rules.hold(graphs_of(64, watched=True))
+    with apis.standin("spconv") as module:
+        pair = frozen_pair(module, "spconv", device, lambda network: kind(network).to(device))
+        for seed in range(45):
+            seen = []
+            for one in pair:
+                with torch.inference_mode(kind is not Marks and seed % 3 == 2 and seed < 15):
+                    x = apis.scene(module, "spconv", seed % 9, device)
+                if seed == 20:
+                    one.gain.requires_grad_(True)
+                if seed == 28:
+                    one.gain.requires_grad_(False)
+                    one.requires_grad_(True)
+                mode = GRADIENTS[seed % (3 if kind is not Marks and seed < 20 else 2)]
+                with mode():
+                    seen.append(observed(one, x))
+            (mine, *rest), (theirs, *others) = seen
+            assert rest == others, seed
+            assert all(map(torch.equal, mine, theirs))
+
+
+class Makes(nn.Module):
+    """A program's own: it makes its sparse tensor itself."""
+
+    def __init__(self, network, make):
+        super().__init__()
+        self.network, self.make = network, make
+
+    def forward(self, values, coords):
+        return self.network(self.make(values, coords, list(apis.SHAPE), 2))
+
+
+def test_a_frozen_program_whose_features_require_a_gradient(device, rules):
+    rules.hold(graphs_of(64, watched=True))
+    with apis.standin("spconv") as module:
+        model = Makes(apis.network(module, "spconv", device), module.SparseConvTensor).eval().requires_grad_(False)
+        gradients = {}
+        for mode in ("off", "graphs"):
+            with settings.override(optimize=mode):
+                for seed in range(16):
+                    x = apis.scene(module, "spconv", seed, device)
+                    values = x.features.clone().requires_grad_()
+                    apis.loss_of(apis.values_of(model(values, x.indices))).backward()
+                    gradients[mode, seed] = values.grad
+        for seed in range(16):
+            torch.testing.assert_close(gradients["graphs", seed], gradients["off", seed], rtol=1e-3, atol=1e-4)
+        (part,) = graph_regions.summary()
+        assert (part.name, part.reason) == ("Makes", None) and part.hits >= 5
