@@ -20,6 +20,7 @@ from sparse_bridge.core.geometry.sparse_data import SparseData
 from sparse_bridge.core.maps.coordinate_map import CoordinateMap
 from sparse_bridge.errors import UnsupportedError
 from tests.adapters.test_convert import NAMES, frameworks, make, rows, scene  # noqa: F401
+from tests.each import each_of, tree_of
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
 # Where frameworks are named: their adapters, models for each of them, what builds or checks such
@@ -46,10 +47,10 @@ READERS = [where for where in EVERYWHERE if where.startswith(READING)]
 ALLOWED = {"adapters/base.py": {*base.ADAPTERS, *base.IMPORT_NAMES}}
 
 
-def named(source: str) -> tuple[set[str], set[str]]:
+def named(code: str | ast.Module) -> tuple[set[str], set[str]]:
     """(frameworks, attributes of their tensors) that code names; prose does not count."""
     words = {framework.packages[0] for framework in base.frameworks()} | set(base.ADAPTERS)
-    tree, found, attributes = ast.parse(source), set(), set()
+    tree, found, attributes = ast.parse(code) if isinstance(code, str) else code, set(), set()
     prose = {
         node.body[0].value
         for node in ast.walk(tree)
@@ -69,9 +70,9 @@ def named(source: str) -> tuple[set[str], set[str]]:
     return found, attributes
 
 
-@pytest.mark.parametrize("where", EVERYWHERE)
+@each_of(EVERYWHERE)
 def test_shared_parts_name_no_framework(where):
-    names, attributes = named(FILES[where].read_text(encoding="utf-8"))
+    names, attributes = named(tree_of(FILES[where]))
     assert names <= ALLOWED.get(where, set())
     assert where not in READERS or not attributes
 

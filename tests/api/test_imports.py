@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
+from collections.abc import Set
 
 import pytest
 
 import sparse_bridge
+from tests.each import each_of, tree_of
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
 ADAPTERS = ("spconv", "torchsparse", "minkowski")
@@ -63,7 +66,8 @@ def test_what_the_readme_types_is_there_after_the_import():
     subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=True)
 
 
-def imports_of(path: pathlib.Path, everywhere: bool) -> set[str]:
+@functools.cache
+def imports_of(path: pathlib.Path, everywhere: bool) -> frozenset[str]:
     """Absolute names that a file imports; only while it is being imported unless `everywhere`:
     then also in functions and for type checkers."""
     module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
@@ -84,15 +88,15 @@ def imports_of(path: pathlib.Path, everywhere: bool) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text(encoding="utf-8")))
-    return found
+    visit(tree_of(path))
+    return frozenset(found)
 
 
-def reaches(names: set[str], *targets: str) -> list[str]:
+def reaches(names: Set[str], *targets: str) -> list[str]:
     return [n for n in names for t in targets if n == t or n.startswith(t + ".")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@each_of(FILES, lambda path: str(path.relative_to(PACKAGE)))
 def test_layer_rules(path):
     parts = path.relative_to(PACKAGE).parts
     everywhere, at_import = imports_of(path, True), imports_of(path, False)

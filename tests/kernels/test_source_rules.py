@@ -6,10 +6,9 @@ import ast
 import pathlib
 import re
 
-import pytest
-
 import sparse_bridge
 from tests.api.test_imports import FILES, imports_of, reaches
+from tests.each import each_of, text_of, tree_of
 from tests.kernels.warp_rule import fixed_warp_sizes
 
 PACKAGE = pathlib.Path(sparse_bridge.__file__).parent
@@ -64,7 +63,7 @@ def name_of(path):
 
 def jit_functions(path):
     """The functions of a file that Triton compiles."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         decorators = getattr(node, "decorator_list", ())
         if any("jit" in ast.unparse(decorator) for decorator in decorators):
             yield node
@@ -86,9 +85,7 @@ def untyped(tree):
 def test_no_file_is_long():
     """Stand-ins included. A file that has become short enough leaves the list of longer ones."""
     sources = (path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".c", ".h", ".cpp"))
-    lines = {
-        path.relative_to(PACKAGE).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in sources
-    }
+    lines = {path.relative_to(PACKAGE).as_posix(): len(text_of(path).splitlines()) for path in sources}
     assert len(lines) > 700
     longer = {name: count for name, count in lines.items() if count > MOST_LINES}
     assert longer.keys() == LONGER, longer
@@ -100,13 +97,13 @@ def test_the_rules_see_the_kernels():
     assert list(untyped(ast.parse(text))) == ["b", "c"]
 
 
-@pytest.mark.parametrize("path", KERNELS, ids=name_of)
+@each_of(KERNELS, name_of)
 def test_what_the_host_runs_has_types(path):
     """mypy lets files with jit functions do without; it reads what has types there as strictly as elsewhere."""
-    assert list(untyped(ast.parse(path.read_text(encoding="utf-8")))) == []
+    assert list(untyped(tree_of(path))) == []
 
 
-@pytest.mark.parametrize("name", BASE)
+@each_of(BASE)
 def test_the_base_imports_nothing_of_the_package_but_itself(name):
     below = {f"sparse_bridge.{path.removesuffix('.py')}" for path in BASE}
     found = [n for n in imports_of(PACKAGE / name, True) if n.startswith("sparse_bridge")]
@@ -114,7 +111,7 @@ def test_the_base_imports_nothing_of_the_package_but_itself(name):
     assert not reaches(imports_of(PACKAGE / name, True), "torch", "triton")
 
 
-@pytest.mark.parametrize("path", KERNELS, ids=name_of)
+@each_of(KERNELS, name_of)
 def test_kernels_stand_on_the_base_alone(path):
     base = (f"sparse_bridge.{name.removesuffix('.py')}" for name in BASE if name != "settings.py")
     allowed = (*base, "sparse_bridge.native", "sparse_bridge.kernels")
@@ -122,19 +119,19 @@ def test_kernels_stand_on_the_base_alone(path):
     assert ours == set(reaches(ours, *allowed))
 
 
-@pytest.mark.parametrize("path", ADAPTERS, ids=name_of)
+@each_of(ADAPTERS, name_of)
 def test_adapters_never_reach_for_kernels(path):
     assert not reaches(imports_of(path, True), "sparse_bridge.kernels")
 
 
-@pytest.mark.parametrize("path", CORE, ids=name_of)
+@each_of(CORE, name_of)
 def test_the_core_imports_kernels_only_where_it_needs_them(path):
     """At import time only what needs no Triton: machines without it get this far."""
     reached = reaches(imports_of(path, False), "sparse_bridge.kernels")
     assert set(reached) == set(reaches(set(reached), *WITHOUT_TRITON))
 
 
-@pytest.mark.parametrize("name", WITHOUT_TRITON)
+@each_of(WITHOUT_TRITON)
 def test_what_the_core_imports_needs_no_triton(name):
     path = PACKAGE.joinpath(*name.split(".")[1:]).with_suffix(".py")
     assert not reaches(imports_of(path, False), "triton")
@@ -142,20 +139,20 @@ def test_what_the_core_imports_needs_no_triton(name):
     assert ours == set(reaches(ours, *WITHOUT_TRITON, "sparse_bridge.kernels.runtime.architectures"))
 
 
-@pytest.mark.parametrize("path", KERNELS, ids=name_of)
+@each_of(KERNELS, name_of)
 def test_one_file_knows_devices(path):
     """No vendor, generation or wave size outside `target`: those are answers of a `Target`."""
     if path.name in ("architectures.py", "target.py", "tile_config.py", "clamps.py", "narrow_tile.py"):
-        pytest.skip("this is where such answers live")
-    source = path.read_text(encoding="utf-8")
+        return  # this is where such answers live
+    source = text_of(path)
     for word in DEVICE_WORDS:
         assert not re.search(word, source), word
 
 
-@pytest.mark.parametrize("path", KERNELS, ids=name_of)
+@each_of(KERNELS, name_of)
 def test_no_warp_size_is_written_down(path):
     """Threads are counted as num_warps x target.warp_size; no instruction of one vendor."""
-    assert fixed_warp_sizes(path.read_text(encoding="utf-8")) == []
+    assert fixed_warp_sizes(text_of(path)) == []
 
 
 PRODUCTS = ("torch.mm", "torch.addmm", "torch.matmul", "torch.nn.functional.linear", "F.linear")
@@ -164,7 +161,7 @@ OURS = [path for path in FILES if "offline_compile" not in path.parts]  # it loo
 
 def plain_products(path):
     """Products of many rows that go to BLAS directly. `rows.t() @ rows` sums over them instead."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             if not ast.unparse(node.left).endswith(".t()"):
                 yield ast.unparse(node)
@@ -172,7 +169,7 @@ def plain_products(path):
             yield ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", [*CORE, *ADAPTERS], ids=name_of)
+@each_of([*CORE, *ADAPTERS], name_of)
 def test_products_of_many_rows_go_through_one_file(path):
     """ROCm computes more than 2^19 rows of fp32 wrongly; `core.rocm` takes them in parts."""
     if path.name == "rocm.py":
@@ -189,10 +186,10 @@ CUDA_ONLY = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", OURS, ids=name_of)
+@each_of(OURS, name_of)
 def test_nothing_on_the_path_is_for_one_vendor(path):
     """Names and strings of the code itself; prose may speak of them."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     docs = {
         id(node.body[0].value)
         for node in ast.walk(tree)
@@ -213,12 +210,12 @@ def test_nothing_on_the_path_is_for_one_vendor(path):
     assert [word for word in words if CUDA_ONLY.search(word)] == []
 
 
-@pytest.mark.parametrize("path", CORE, ids=name_of)
+@each_of(CORE, name_of)
 def test_the_core_asks_no_vendor_questions(path):
     """`kernels.target` does; `rocm` and `known_faults` know faults of releases."""
     if path.name in ("rocm.py", "known_faults.py"):
-        pytest.skip("faults of one vendor")
-    source = path.read_text(encoding="utf-8")
+        return  # faults of one vendor
+    source = text_of(path)
     for word in DEVICE_WORDS[:-1]:
         assert not re.search(word, source), word
 
@@ -226,30 +223,30 @@ def test_the_core_asks_no_vendor_questions(path):
 RELEASES = r"triton\.__version__|\bVERSION\b\[?|(hasattr|getattr)\((triton|tl|torch)\b"
 
 
-@pytest.mark.parametrize("path", [*KERNELS, *CORE], ids=name_of)
+@each_of([*KERNELS, *CORE], name_of)
 def test_releases_are_told_apart_in_one_file(path):
     """Releases: `triton_compat`, `torch_compat`; whether there is a Triton at all: `target`."""
-    found = re.search(RELEASES, path.read_text(encoding="utf-8"))
+    found = re.search(RELEASES, text_of(path))
     if path.name in ("triton_compat.py", "torch_compat.py", "target.py"):
         assert found, "the rule sees them"
     else:
         assert not found
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_of(FILES, name_of)
 def test_pinned_memory_is_the_hosts(path):
     """Whatever the default device of a program is, of which torch pins nothing."""
-    source = path.read_text(encoding="utf-8")
+    source = text_of(path)
     for call in re.findall(r"torch\.\w+\([^()]*(?:\([^()]*\)[^()]*)*pin_memory=[^()]*\)", source):
         assert 'device="cpu"' in call, call
     assert source.count("pin_memory=") == len(re.findall(r'device="cpu", pin_memory=', source))
 
 
-def calling_themselves(source):
+def calling_themselves(tree):
     """Functions inside of functions that call themselves: each is a cycle of references, which keeps what it closes
     over until the garbage collector comes, such as a scene's memory."""
     found = []
-    for outer in ast.walk(ast.parse(source)):
+    for outer in ast.walk(tree):
         for inner in ast.walk(outer) if isinstance(outer, ast.FunctionDef) else ():
             if isinstance(inner, ast.FunctionDef) and inner is not outer:
                 names = (node.id for node in ast.walk(inner) if isinstance(node, ast.Name))
@@ -258,9 +255,10 @@ def calling_themselves(source):
 
 
 def test_no_inner_function_calls_itself():
-    assert calling_themselves("def f():\n    def g(n):\n        return g(n - 1)\n    return g") == ["g"]
+    text = "def f():\n    def g(n):\n        return g(n - 1)\n    return g"
+    assert calling_themselves(ast.parse(text)) == ["g"]
     paths = sorted(PACKAGE.rglob("*.py"))
-    assert [path.name for path in paths if calling_themselves(path.read_text(encoding="utf-8"))] == []
+    assert [path.name for path in paths if calling_themselves(tree_of(path))] == []
 
 
 def test_the_rule_of_vendors_sees_their_words():
