@@ -19,7 +19,7 @@ def quick(wanted: Collection[Any], values: Iterable[Any]) -> list[Any]:
 
 def mark_beyond_samples(items: Iterable[pytest.Item]) -> None:
     """Of a test with the mark `sample(n)` the first n cases are quick, and the others `slow`. A case that is
-    named alone is the first. Cases on a GPU are left as they are."""
+    named alone is the first. Cases on a GPU are left as they are: of `sample(0)` they alone are quick."""
     seen: collections.Counter[tuple[Any, str]] = collections.Counter()
     for item in items:
         mark = item.get_closest_marker("sample")

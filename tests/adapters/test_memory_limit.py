@@ -22,6 +22,7 @@ from sparse_bridge.errors import LifecycleError, MemoryLimitError, SettingError
 from tests.adapters.spconv.apis import without_wheel
 from tests.clouds import cloud, features
 from tests.patience import PATIENCE
+from tests.quick import quick
 
 GRID, CHANNELS = (24, 22, 20), 16
 APIS = ("spconv", "torchsparse", "flex_gemm")
@@ -252,7 +253,7 @@ torch.cuda.memory_stats_as_nested_dict = lambda gpu: {{"allocated_bytes": {{"all
 """
 
 
-@pytest.mark.parametrize("how", ("enable", "run"))
+@pytest.mark.parametrize("how", quick(["run"], ("enable", "run")))
 def test_a_process_that_ends_says_it(how, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ENDS.format(how=how))

@@ -74,6 +74,7 @@ def test_exit_status_and_tracebacks_of_the_script_pass_through(machine, tmp_path
     assert "ours.py" in ours.stderr and "SettingError" in ours.stderr, "the script's own line shows"
 
 
+@pytest.mark.slow
 def test_options_of_run_and_the_report(machine, tmp_path):
     write_real(tmp_path / "site", "invented")
     write(tmp_path / "layers.py", "from invented.engine import Conv; Conv().forward(1); Conv().forward(1, 2)")

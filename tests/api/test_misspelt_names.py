@@ -83,6 +83,7 @@ except AttributeError as error:
 """
 
 
+@pytest.mark.slow
 def test_misspelt_layers_and_modules_of_every_standin():
     folder = pathlib.Path(sparse_bridge.__file__).parents[1]
     subprocess.run([sys.executable, "-c", LAYERS], cwd=folder, timeout=PATIENCE, check=True)

@@ -96,6 +96,7 @@ def test_the_page_is_current(everything):
     )
 
 
+@pytest.mark.slow
 def test_one_framework_in_words():
     status, out, _ = command("minkowski")
     counts, _, names = out.partition("--all lists every name")

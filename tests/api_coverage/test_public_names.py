@@ -210,6 +210,7 @@ def installed():
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_table_of_spconv_lists_what_its_modules_define_when_they_run(installed):
     version, _, modules = installed
     listed = {entry.full_name for entry in table.entries("spconv", version)}

@@ -73,6 +73,7 @@ def test_the_report(tmp_path):
     assert (tmp_path / "cold.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_the_command_finds_the_emulator():
     """As a user starts it: from the checkout, with nothing else on the path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -44,6 +44,7 @@ def test_calls_of_a_dry_run_are_counted():
     assert len([name for name in unused if name in PRODUCTS]) <= 7 * 3
 
 
+@pytest.mark.slow
 def test_scenes_of_other_sizes_stand_for_nothing(monkeypatch):
     """Blocks whose norms and sums nobody tells: guessed, and once known begun for other scenes."""
 

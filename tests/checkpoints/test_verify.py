@@ -100,6 +100,7 @@ def test_a_metric_that_is_not_printed_is_exit_status_1(place, capsys, monkeypatc
     assert "not printed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_fails_is_exit_status_1(place, capsys):
     assert command_line.main(place("openpcdet", fails=True)) == 1
     shown = capsys.readouterr()

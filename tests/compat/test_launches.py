@@ -74,6 +74,7 @@ assert len(found) >= 8 and found <= layers.read().keys(), found
 """
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_model_are_on_the_list():
     """In a process of its own: the model's program sets spconv's switches."""
     done = subprocess.run([sys.executable, "-c", ONE_MODEL], capture_output=True, text=True)

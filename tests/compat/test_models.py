@@ -7,9 +7,10 @@ import os
 import pytest
 
 from compat import matrix, runner
+from tests.quick import quick
 
 MODELS = {model.name: model for model in matrix.load()}
-QUICK = ("second", "spvnas_minkunet", "fcgf")
+ONE_OF_EACH = ("second", "spvnas_minkunet", "fcgf")
 
 
 def unexpected(model, device, dtype, size="small", **options):
@@ -18,7 +19,7 @@ def unexpected(model, device, dtype, size="small", **options):
     return result, [f"{check.check}: {check.reason}" for check in result.unexpected]
 
 
-@pytest.mark.parametrize("module", QUICK)
+@pytest.mark.parametrize("module", quick(["fcgf"], ONE_OF_EACH))
 def test_one_model_of_each_framework(module):
     model = next(one for one in MODELS.values() if one.module.endswith(f".{module}"))
     result, problems = unexpected(model, "cpu", "float32", "tiny", checks=("state_dict",))

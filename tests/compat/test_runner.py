@@ -69,6 +69,7 @@ def test_inference_only_models_do_not_train(attempt):
         assert attempt(check, *options) == ("not run", "the model is for inference only")
 
 
+@pytest.mark.slow
 def test_a_crash_is_a_failure_and_the_other_checks_go_on(run_toy, tmp_path):
     _, checks = run_toy('fault = "crash"', checks=("eval", "reference"), logs=tmp_path / "logs")
     assert checks["eval"].outcome == "fail"
@@ -97,6 +98,7 @@ def test_expected_failures_are_reported_with_their_reason(run_toy):
     assert result.unexpected == [inference]
 
 
+@pytest.mark.slow
 def test_command_line(toys, tmp_path, capsys):
     folder = toys(("sound", "", ""), ("broken", 'fault = "raise"', ""))
     arguments = ["compat", "--matrix", str(folder), "--device", "cpu", "--mode", "standin"]

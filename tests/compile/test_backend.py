@@ -28,6 +28,7 @@ def test_whole_graphs_run_as_they_are(plain_settings):
             assert torch.equal(compiled(*scene(number)), program(*scene(number)))
 
 
+@pytest.mark.slow
 def test_its_name_warns_also_where_nothing_is_compiled():
     """In a process of its own, as torch asks once for what a name stands for."""
     if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="sparse_bridge"):

@@ -28,7 +28,7 @@ def test_three_layers_in_one_graph(api, device, plain_settings):
         compare(programs["three"]().train(), "aot_eager", 3, device=device)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("device", "backend", "dtype"),
     [("cpu", "aot_eager", torch.bfloat16)]
@@ -44,6 +44,7 @@ def test_autocast(api, device, backend, dtype, plain_settings):
         compare(programs["three"]().train(), backend, 3, device=device, autocast=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("api", quick(["spconv"], ("spconv", "torchsparse", "minkowski")))
 def test_norms_as_operators(api, plain_settings, rules):
@@ -60,6 +61,7 @@ def test_inference_of_three_layers_in_one_graph(api, plain_settings):
         compare(programs["three"]().eval(), "eager", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ("spconv",))
 def test_pools_and_inverse_layers_in_one_graph(api, plain_settings):
     with PROGRAMS[api]() as programs:
@@ -173,7 +175,7 @@ def test_networks_in_half_precision(api, plain_settings):
             assert_near(compiled(features.half(), coords).float(), exact[number], 0.05)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("api", quick(["spconv", "minkowski"], APIS))
 def test_sparse_tensors_made_before_the_graph(api, device, plain_settings):
@@ -208,6 +210,7 @@ def test_a_manager_from_before_the_graph_is_used_in_it(plain_settings, monkeypat
             assert_same(program._read(y), program._read(program.network(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("api", ("spconv", "torchsparse", "minkowski"))
 def test_nothing_stays_of_a_scene_but_what_is_held(api, plain_settings):
@@ -230,6 +233,7 @@ def test_nothing_stays_of_a_scene_but_what_is_held(api, plain_settings):
         assert sparse_bridge.compile.live_handles() <= before
 
 
+@pytest.mark.slow
 def test_eager_layers_go_on_with_what_a_graph_made(plain_settings):
     with PROGRAMS["spconv"](), torch.no_grad():
         import spconv.pytorch as sp
@@ -264,6 +268,7 @@ def test_new_weights_and_settings_count(plain_settings):
                     assert torch.equal(compiled(*scene(1)), twin(*scene(1)))
 
 
+@pytest.mark.slow
 def test_too_few_rows_are_refused(plain_settings):
     with PROGRAMS["spconv"]() as programs, torch.no_grad():
         program = programs["three"]().eval()
@@ -297,6 +302,7 @@ def test_what_is_written_to_a_result_stays_out_of_the_next(plain_settings):
             made[1][:, 1:] += 5
 
 
+@pytest.mark.slow
 def test_gradients_under_a_memory_limit_are_refused(plain_settings):
     with PROGRAMS["spconv"]() as programs:
         program = programs["three"]().train()

@@ -37,6 +37,7 @@ def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return result
 
 
+@pytest.mark.slow
 def test_end_to_end(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     scan = street_scan(azimuths=120)

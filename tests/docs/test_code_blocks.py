@@ -20,6 +20,8 @@ from tests.releases import WHOLE_GRAPHS
 
 from .pages import PAGES, ROOT, Block, blocks, name_of, programs
 
+# Pages whose blocks compile, export or train for seconds: the first of each is quick.
+LONG = ("compile.md", "export.md", "memory.md")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = {"doctor", *command_line._LAZY}
 
@@ -46,12 +48,18 @@ def fresh():
     return context
 
 
+def marks_of(page: Path, number: int) -> list[pytest.MarkDecorator]:
+    """Of a page's program with this number."""
+    graphs, slow = page.name == "compile.md", page.name in LONG and number > 0
+    return [WHOLE_GRAPHS] * graphs + [pytest.mark.slow] * slow
+
+
 @pytest.mark.parametrize(
     ("page", "block"),
     [
-        pytest.param(page, one, id=f"{name_of(page)}:{one.line}", marks=[WHOLE_GRAPHS] * (page.name == "compile.md"))
+        pytest.param(page, one, id=f"{name_of(page)}:{one.line}", marks=marks_of(page, number))
         for page in PAGES
-        for one in programs(page)
+        for number, one in enumerate(programs(page))
     ],
 )
 def test_a_python_block_runs_alone(page: Path, block: Block, fresh, tmp_path: Path) -> None:

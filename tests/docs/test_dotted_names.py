@@ -77,6 +77,7 @@ def test_names_of_a_text():
     assert imports_in(text) == {"from sparse_bridge.core import functional as f", "import sparse_bridge.compile"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_names_in_pages_and_examples_exist():
     texts = [path.read_text(encoding="utf-8") for path in TEXTS]

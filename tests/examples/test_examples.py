@@ -14,8 +14,6 @@ from .launch import ROOT, start, wait
 pytest.importorskip("matplotlib")
 import matplotlib.image
 
-from tests.quick import quick
-
 # The example, its picture's share of coloured pixels at least, what it is measured by, and what the
 # full run reaches.
 EXAMPLES = {
@@ -51,7 +49,8 @@ def not_better(metrics: dict[str, list[float]]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", quick(["detection"], EXAMPLES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_quick_run_on_the_cpu(name: str, tmp_path: Path) -> None:
     metrics, picture = run(name, tmp_path, "--quick", "--device", "cpu")
     coloured, metric, _ = EXAMPLES[name]

@@ -22,6 +22,7 @@ for cell in json.load(open(sys.argv[1], encoding="utf-8"))["cells"]:
 """
 
 
+@pytest.mark.sample(0)
 @pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_it_runs(device):

@@ -11,6 +11,7 @@ from tests.adapters.spconv import apis
 
 onnx = pytest.importorskip("onnx")
 from sparse_bridge.export import evaluate, export_onnx, rulebook_inputs  # noqa: E402
+from tests.quick import quick  # noqa: E402
 
 from .networks import SparseEncoder, VoxelResBackBone8x, with_statistics  # noqa: E402
 
@@ -48,7 +49,7 @@ def case(request):
         yield net, want if isinstance(want, list) else [want], *scenes
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", quick(["now", "float16, tables as inputs"], FORMS))
 def test_files_compute_what_the_network_does(case, form):
     net, want, traced, other = case
     options = FORMS[form]

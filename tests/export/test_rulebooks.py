@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sparse_bridge.errors import DataTypeError, ShapeError
+from tests.quick import quick
 
 onnx = pytest.importorskip("onnx")
 from sparse_bridge.export import ExportError, evaluate, export_onnx, rulebook_inputs  # noqa: E402
@@ -16,7 +17,7 @@ from .test_onnx_file import encoder, inputs, scene, sparse_nodes  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("legacy", quick([False], [False, True]))
 @pytest.mark.parametrize("do_sort", [False, True])
 def test_the_same_values_as_nodes_in_the_file(sp, tmp_path, do_sort, legacy):
     net, path = encoder(sp), tmp_path / "encoder.onnx"

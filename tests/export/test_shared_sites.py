@@ -8,6 +8,7 @@ from torch import nn
 
 pytest.importorskip("onnx")
 from sparse_bridge.export import export_onnx
+from tests.quick import quick
 
 from .test_onnx_file import scene, sparse_nodes
 
@@ -46,7 +47,7 @@ KEYS = {"one key": ("a", "a"), "two keys": ("a", "b"), "no keys": (None, None)}
 KINDS = ("chain", "branches", "one layer twice", "two kernels", "twice strided")
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", quick([False], [False, True]))
 @pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nodes_that_share_sites(sp, kind, keys, native):

@@ -27,6 +27,7 @@ from sparse_bridge.kernels.runtime import compile_processes, launch, precompile,
 from sparse_bridge.kernels.runtime.target import Target
 from sparse_bridge.workers import Workers
 from tests.conftest import EMULATED, INTERPRETED
+from tests.quick import quick
 
 pytestmark = [
     pytest.mark.skipif(bool(INTERPRETED or EMULATED), reason="nothing is compiled for a GPU here"),
@@ -292,7 +293,7 @@ class TestEnds:
         gpu.compile(16)
         assert all(os.getsid(one) != os.getsid(0) for one in servers())
 
-    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("how", quick([signal.SIGKILL], [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
     def test_with_the_program(self, how):
         program = (
             "import time; from sparse_bridge.kernels.runtime import compile_processes as c\n"
@@ -308,6 +309,7 @@ class TestEnds:
             running.wait(PATIENCE)
         wait_for(lambda: not any("compile_server" in command(one) for one in found))
 
+    @pytest.mark.slow
     def test_with_a_program_that_is_through(self):
         """Which ends, silently."""
         program = (

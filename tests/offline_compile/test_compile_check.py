@@ -15,7 +15,6 @@ from sparse_bridge.errors import DeviceError
 from sparse_bridge.kernels.runtime.architectures import compiled
 from sparse_bridge.kernels.runtime.target import described, triton_version
 from tests.conftest import EMULATED, INTERPRETED
-from tests.quick import quick
 
 if (triton_version() or (0,)) < (3, 5) or INTERPRETED or EMULATED:
     pytest.skip("compiles with Triton 3.5 or newer, in the plain lane", allow_module_level=True)
@@ -33,9 +32,6 @@ from sparse_bridge.tools.offline_compile.forms import Form, make
 from sparse_bridge.tools.offline_compile.forms_gemm import Case
 
 COMPILED = tuple(compiled())
-# One of each kind of matrix instructions and of each width of waves. All: `--slow`, and
-# `doctor --targets`.
-COMMON = ("gfx942", "gfx1100", "sm_80", "sm_90", "sm_100")
 GOOD = Code("MFMA", "v_mfma_f32_16x16x16_f16", 80, 0, 0, 16384, 64)
 
 
@@ -46,8 +42,8 @@ def product(target, tile, kernel="gather_gemm", dtype=torch.float16, precision="
     return space.build(**{**first, "case": Case(TileConfig(*tile), dtype, precision)})
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("arch", quick(COMMON, COMPILED))
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", COMPILED)
 def test_representative_forms(arch):
     """One product per dtype and a third of the other kernels compile for every target and pass."""
     place = COMPILED.index(arch)

@@ -18,6 +18,7 @@ TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS])])
 
 
+@pytest.mark.sample(0)
 @DEVICES
 def test_the_others_end_with_an_error(device: str, tmp_path) -> None:
     """With gloo at once, with NCCL when the time of a collective is up."""

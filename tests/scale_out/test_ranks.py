@@ -30,6 +30,7 @@ def folder(request, tmp_path_factory) -> Path:
     return once(tmp_path_factory, f"ranks-{request.param}", run)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("title", CHECKS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_two_ranks(folder: Path, name: str, title: str) -> None:
@@ -38,6 +39,7 @@ def test_two_ranks(folder: Path, name: str, title: str) -> None:
         assert results[f"{name}-{title}"] == "", f"rank {rank}"
 
 
+@pytest.mark.sample(0)
 @pytest.mark.filterwarnings(WARNING)
 def test_one_process_loads_what_two_have_saved(folder: Path, network: torch.nn.Module) -> None:
     path = folder / type(network).__name__.lower()

@@ -13,10 +13,14 @@ from benchmarks.workloads import shell
 from sparse_bridge import enable, settings
 from tests.adapters.spconv import apis
 from tests.conftest import EMULATED, INTERPRETED
+from tests.quick import quick
 
 pytest.importorskip("triton")
 counting = pytest.importorskip("benchmarks.cold.counting", reason="needs the emulator")
 pytestmark = [pytest.mark.emulated, pytest.mark.skipif(INTERPRETED or bool(EMULATED), reason="has a driver of its own")]
+
+FLOWS = ("masked", "sm_90"), ("grouped", "gfx942")
+CASES = [(*flow, bias) for flow in FLOWS for bias in (False, True)]
 
 
 def _launches(arch: str, step, x: torch.Tensor, dataflow: str) -> list[Any]:
@@ -41,9 +45,9 @@ def _launches(arch: str, step, x: torch.Tensor, dataflow: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dataflow, arch", [("masked", "sm_90"), ("grouped", "gfx942")])
-def test_a_shell(dataflow, arch, bias):
+@pytest.mark.parametrize("case", quick([CASES[0], CASES[-1]], CASES), ids=lambda case: "-".join(map(str, case)))
+def test_a_shell(case):
+    dataflow, arch, bias = case
     scene, channels = shell(16), 48
     x = torch.randn(len(scene.coords), channels).half().requires_grad_()
     with apis.standin() as sp:

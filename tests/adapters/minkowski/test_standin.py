@@ -142,6 +142,7 @@ def test_a_real_framework_that_is_imported_already_is_refused(monkeypatch):
     assert import_hook.really_imported(adapter)
 
 
+@pytest.mark.slow
 def test_one_that_is_installed_steps_aside(tmp_path):
     package = tmp_path / "MinkowskiEngine"
     package.mkdir()

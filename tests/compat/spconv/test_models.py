@@ -323,6 +323,7 @@ assert not any(count.original for count in layers.values())
 """
 
 
+@pytest.mark.slow
 def test_models_run_on_the_standin():
     """Both generations' imports, an older key rule, and two frameworks in one model."""
     done = apis.python(STANDIN, SPARSE_BRIDGE_RULES="shared_keys")

@@ -59,7 +59,7 @@ def test_a_first_layer_starts_it_and_a_fork_waits_for_it():
     """)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     "gpus, variable",
     [(0, {}), (1, {"TRITON_INTERPRET": "1"}), (1, {"SPARSE_BRIDGE_STARTUP": "warmup=0"})],
