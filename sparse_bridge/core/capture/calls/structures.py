@@ -42,8 +42,8 @@ def tensor_constant(value: torch.Tensor, n_rows: int) -> tuple[Hashable, ...]:
 def traits_of(value: torch.Tensor) -> tuple[Any, ...]:
     """What a program may ask of a tensor besides its values, shape and dtype; hashable."""
     dense = value.layout is torch.strided  # others may not say
-    numbers = value.requires_grad, value.is_inference(), dense and value.is_contiguous()
-    return *numbers, type(value), value.layout, tuple(value.__dict__)
+    flags = value.requires_grad, value.is_inference(), dense and value.is_contiguous()
+    return *flags, type(value), value.layout, tuple(value.__dict__)
 
 
 def own_attributes(x: Any) -> set[str]:
