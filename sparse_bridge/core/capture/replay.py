@@ -214,10 +214,12 @@ class Replayer(GraphedModule):
             return None
         # What is made in inference mode could not be written to outside of it.
         unchanged, memory = assert_no_mutation(self.model, key.tensors), self.memory
-        gradients = torch.set_grad_enabled(torch.is_grad_enabled())  # as in the call: layers ask for it
         assert memory is not None
+        # Layers are fused where no gradients are recorded. As in the call, if the program could notice, or may have.
+        asks = kind.guards is None or kind.guards.reads_gradients or self.attempts.failures > 0
+        gradients = torch.is_grad_enabled() and asks
         random_numbers = own_random_numbers(key.device)
-        with torch.inference_mode(False), gradients, random_numbers, unchanged:
+        with torch.inference_mode(False), torch.set_grad_enabled(gradients), random_numbers, unchanged:
             captured_maps = maps_like(root, recording, capacity, memory, ITEMS in self.box_columns)
             if captured_maps is None:
                 return None

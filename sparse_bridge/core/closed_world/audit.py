@@ -30,7 +30,7 @@ from .origins import Origin
 from .reading import Reading, readings_of, unseen_reading
 from .sources import position
 from .state import State, same_label
-from .watch import ABSENT, Watch
+from .watch import ABSENT, Watch, names_gradients
 
 _CALL = nn.Module._call_impl.__code__
 _CALLS = ("__call__", "_call_to_resume_point", _CALL.co_name)  # of what stands for a model's forward
@@ -108,7 +108,7 @@ class Audit:
         _switches(state)
         _definitions(state, functions)
         guard_tensors(state.absent)
-        return state.guards()
+        return state.guards(watch.gradients or any_attribute or any(map(names_gradients, watch.ran)))
 
     def _refuse_changed(self, state: State) -> None:
         """Raise Refusal where a method changed a container that lasts longer than the call."""

@@ -77,8 +77,8 @@ class State:
         hooks = f"the hooks of {type(model).__name__} and its modules"
         self.entry(guards.values_in_all, boxes, lambda _: hooks, layer=True)
 
-    def guards(self) -> Guards:
-        """All of it."""
+    def guards(self, reads_gradients: bool) -> Guards:
+        """All of it; see `Guards`."""
         entries, layers = list(self._entries), list(self._layers)
         for (_, of_layer), (box, keys) in self._keys.items():
             names = tuple(keys)
@@ -86,7 +86,7 @@ class State:
             entry = Entry(guards.itemgetter(names), box, guards.doubled(names, values), guards.doubled(names, labels))
             (layers if of_layer else entries).append(entry)
         absent, grid = [*self._absent.values(), *self._complete.values()], not GRID.isdisjoint(self.attributes)
-        return Guards(entries, layers, absent, self._equal, grid or self.any_attribute)
+        return Guards(entries, layers, absent, self._equal, grid or self.any_attribute, reads_gradients)
 
     def key(self, box: Any, key: Any, label: str, layer: bool = False) -> Any:
         """Guard an entry of a dictionary, and return it. layer: of torch or a framework."""

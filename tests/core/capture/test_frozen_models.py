@@ -32,6 +32,12 @@ def hits(model):
     return 0 if found is None else found.replayer.hits + found.replayer.training.hits
 
 
+def captured_with_gradients(model):
+    """Of each graph whether gradients were recorded at its capture; a GPU's graphs do not tell."""
+    kinds = graph_regions.region_of(model).replayer.kinds.values()
+    return [graph.graph.gradients for kind in kinds for graph in kind.graphs if hasattr(graph.graph, "gradients")]
+
+
 def values_of(model, x):
     """Features of a network's outputs, of which it is equal whether they require a gradient."""
     found = apis.values_of(model(x))
@@ -55,6 +61,7 @@ def test_one_graph_for_all_calls_with_gradients_recorded(device, rules, name):
                 assert before >= 5
         assert hits(model) >= before + 5
         assert len(graph_regions.region_of(model).replayer.graphs) == 2
+        assert not any(captured_with_gradients(model))  # so that layers are fused in it
 
 
 @pytest.mark.parametrize("name", apis.NAMES)
@@ -153,25 +160,36 @@ def test_features_that_require_a_gradient(device, rules):
         assert region.hits >= 4 and region.training.hits >= 4
 
 
+recorded = torch.is_grad_enabled
+
+
 class Asks(nn.Module):
     """Computes something else where gradients are recorded.
 
-    way: "scale": by a factor. "leaf": with a tensor that it makes, and that requires a gradient."""
+    way: "scale": by a factor. "leaf": with a tensor that it makes, and that requires a gradient.  "alias": as "scale",
+    by another name.  "attribute": by what a tensor says."""
 
     def __init__(self, network, way):
         super().__init__()
         self.network, self.way = network, way
 
+    def asked(self, values):
+        if self.way == "alias":
+            return recorded()
+        if self.way == "attribute":
+            return (values * torch.ones(4, device=values.device, requires_grad=True)).requires_grad
+        return torch.is_grad_enabled()
+
     def forward(self, x):
         found = self.network(x)
-        if torch.is_grad_enabled():
-            out = protocol.features_of(found["out"])
-            factor = 3.0 if self.way == "scale" else torch.ones(4, device=out.device, requires_grad=True)
+        out = protocol.features_of(found["out"])
+        if self.asked(out):
+            factor = 3.0 if self.way != "leaf" else torch.ones(4, device=out.device, requires_grad=True)
             found["out"] = protocol.of(found["out"]).with_features(found["out"], out * factor)
         return found
 
 
-@pytest.mark.parametrize("way", ["scale", "leaf"])
+@pytest.mark.parametrize("way", ["scale", "leaf", "alias", "attribute"])
 def test_a_model_that_asks_whether_gradients_are_recorded(device, rules, way):
     rules.hold(graphs_of(64, watched=True))
     with apis.standin("spconv") as module:
@@ -183,8 +201,10 @@ def test_a_model_that_asks_whether_gradients_are_recorded(device, rules, way):
             assert wants == expected
             assert all(map(torch.equal, mine, theirs))
         part = graph_regions.summary()[0]
-        if way == "scale":
+        if way != "leaf":
             assert part.hits >= 12 and part.graphs == 2
+            assert sorted(captured_with_gradients(model)) in ([False, True], [])
+            assert not graph_regions.region_of(model).replayer.attempts.failures
         else:
             assert part.hits == 0 and Why.GRAPH_OTHER_MODE.name in part.reason
 
