@@ -9,13 +9,50 @@ the bits that they have in scenes where no row does.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
-from .fold import Duplicates
+from .fold import Duplicates, sum_rows
 from .kernel_map import KernelMap
-from .pair_lists import PairLists
-from .rulebook import Backward, Rulebook
+from .rulebook import Rulebook
+
+
+@dataclasses.dataclass(eq=False)
+class Backward:
+    """Where the gradients of a result's rows go, in maps of rows that share coordinates.
+
+    fold, distinct: the equal rows, and the map among distinct coordinates.  halved: see `first_of_equal`.
+    """
+
+    fold: Duplicates
+    distinct: Rulebook
+    halved: bool
+
+    @functools.cached_property
+    def rulebook(self) -> Rulebook:
+        """The map whose side 0 gathers `rows(dy)` for every input row. Waits for the device."""
+        fold, n = self.fold, len(self.fold.inverse)
+        new_rows = fold.first.clone()
+        new_rows[fold.shared] = torch.arange(n, n + len(fold.shared), device=new_rows.device)
+        nbr, backwards = self.distinct.neighbors(1)
+        columns, later = fold.firsts.inverse, max(0, self.distinct.center)
+        numbers = [new_rows, new_rows]
+        if self.halved:
+            numbers[0 if backwards else 1] = fold.first
+        parts = [_spread(nbr[:later], numbers[0], columns), _spread(nbr[later:], numbers[1], columns)]
+        return _over_table(self.distinct, torch.cat(parts), n + len(fold.shared))
+
+    @property
+    def backwards(self) -> bool:
+        """Whether offsets count from the last one, as where `distinct` is read for gradients."""
+        return self.distinct.symmetric
+
+    def rows(self, dy: torch.Tensor) -> torch.Tensor:
+        """dy [N, C] float and, behind it, the sums of its rows at the S coordinates that several share: [N + S, C]
+        in dy's dtype. Raises: UnsupportedError in transforms of torch.func."""
+        sums = sum_rows(dy, self.fold)
+        return torch.cat([dy, sums.index_select(0, self.fold.shared)])
 
 
 def first_of_equal(distinct: Rulebook, fold: Duplicates, halved: bool = False) -> KernelMap:
@@ -28,74 +65,30 @@ def first_of_equal(distinct: Rulebook, fold: Duplicates, halved: bool = False) -
     key = "first of equal", halved
     first = distinct.cache.get(key)
     if first is None:
-        rulebook = _forward(distinct, fold, halved)
-        rulebook.backward = _backward(distinct, fold, halved)
+        nbr, later = distinct.neighbors(0)[0], max(0, distinct.center)
+        columns = fold.inverse, (fold.firsts if halved else fold).inverse
+        parts = [_spread(nbr[:later], fold.first, columns[0]), _spread(nbr[later:], fold.first, columns[1])]
+        rulebook = _over_table(distinct, torch.cat(parts), len(fold.inverse))
+        rulebook.backward = Backward(fold, distinct, halved)
         first = distinct.cache.put(key, KernelMap(rulebook))
     return first  # type: ignore[no-any-return]
 
 
-def _forward(distinct: Rulebook, fold: Duplicates, halved: bool) -> Rulebook:
-    sites = _Sites.of(distinct)
-    y_rows, counts = fold.rows_at(sites.y)
-    offsets, x_rows = (rows.repeat_interleave(counts) for rows in (sites.offsets, fold.first[sites.x]))
-    if halved:
-        alone = (offsets <= distinct.center) | (fold.first[fold.inverse[y_rows]] == y_rows)
-        offsets, x_rows, y_rows = offsets[alone], x_rows[alone], y_rows[alone]
-    n = len(fold.inverse)
-    lists = _with_center(distinct, offsets, x_rows, y_rows, n)
-    return Rulebook(n, n, distinct.n_offsets, distinct.device, center=distinct.center, lists=lists)
+def _spread(nbr: torch.Tensor, numbers: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """int32 [V, N]: for each row the column of nbr int32 [V, U] that int64 columns [N] names, or nothing where that
+    is U.  numbers: int64 [U], what the rows are called that are met."""
+    absent = nbr.new_full((len(nbr), 1), -1)
+    met = torch.cat([nbr, absent], 1).index_select(1, columns) + 1
+    named = torch.cat([absent.new_full((1,), -1), numbers.int()])
+    return named.index_select(0, met.reshape(-1)).view(met.shape)
 
 
-def _backward(distinct: Rulebook, fold: Duplicates, halved: bool) -> Backward:
-    """Read as `distinct` is read for gradients: symmetric ones from the other end."""
-    sites, backwards, n = _Sites.of(distinct), distinct.symmetric, len(fold.inverse)
-    x_sites, y_sites = (sites.y, sites.x) if backwards else (sites.x, sites.y)
-    new_rows = fold.first.clone()
-    new_rows[fold.shared] = torch.arange(n, n + len(fold.shared), device=distinct.device)
-    dy_rows = new_rows[y_sites]
-    if halved:
-        later = sites.offsets < distinct.center if backwards else sites.offsets > distinct.center
-        dy_rows = torch.where(later, fold.first[y_sites], dy_rows)
-    lists = _with_center(distinct, sites.offsets, dy_rows, fold.first[x_sites], n)
-    rulebook = Rulebook(
-        n + len(fold.shared), n, distinct.n_offsets, distinct.device, center=distinct.center, lists=lists
-    )
-    return Backward(rulebook, backwards, fold, distinct)
+def _over_table(distinct: Rulebook, nbr: torch.Tensor, n_in: int) -> Rulebook:
+    """The map with this table, int32 [V, N], in which every row meets itself at the zero offset.  n_in: rows that may
+    be met."""
+    from ...kernels.maps.neighbor_table import NeighborTable
 
-
-@dataclasses.dataclass
-class _Sites:
-    """The pairs of a map among distinct coordinates but for those of the zero offset, int64 [P].
-    offsets: their kernel index, ascending."""
-
-    offsets: torch.Tensor
-    x: torch.Tensor
-    y: torch.Tensor
-
-    @staticmethod
-    def of(distinct: Rulebook) -> _Sites:
-        cached = distinct.cache.get("sites")
-        if cached is None:
-            offsets = [v for v in range(distinct.n_offsets) if v != distinct.center]
-            pairs = [distinct.pair_list(v) for v in offsets]
-            lengths = torch.tensor([len(x_rows) for x_rows, _ in pairs])
-            numbers = torch.tensor(offsets).repeat_interleave(lengths).to(distinct.device)
-            x_rows, y_rows = (torch.cat(rows).long() for rows in zip(*pairs, strict=True))
-            cached = distinct.cache.put("sites", _Sites(numbers, x_rows, y_rows))
-        return cached  # type: ignore[no-any-return]
-
-
-def _with_center(
-    distinct: Rulebook, offsets: torch.Tensor, x_rows: torch.Tensor, y_rows: torch.Tensor, n: int
-) -> PairLists:
-    """Lists of the pairs, and of `n` rows with themselves at the zero offset if there is one."""
-    counts = offsets.bincount(minlength=distinct.n_offsets).tolist()
-    center = distinct.center
+    n, center = nbr.shape[1], distinct.center
     if center >= 0:
-        at, every = sum(counts[:center]), torch.arange(n, device=distinct.device)
-        x_rows, y_rows = (torch.cat([rows[:at], every, rows[at:]]) for rows in (x_rows, y_rows))
-        counts[center] = n
-    starts = [0]
-    for count in counts:
-        starts.append(starts[-1] + count)
-    return PairLists(x_rows, y_rows, starts, False)
+        torch.arange(n, out=nbr[center])
+    return Rulebook(n_in, n, distinct.n_offsets, distinct.device, center=center, views=(NeighborTable(nbr), None))

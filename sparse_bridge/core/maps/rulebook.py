@@ -6,7 +6,6 @@ for each direction, pair lists per offset.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,6 @@ import torch
 
 from ...kernels.runtime.target import Target
 from ..device import stream_order
-from .fold import Duplicates, sum_rows
 from .pair_lists import DevicePairs, PairLists
 from .rows import Rows
 from .views.derived import Observer
@@ -26,26 +24,7 @@ if TYPE_CHECKING:
     from ...kernels.maps.neighbor_table import NeighborTable
     from ...kernels.maps.pair_batch import ListsInTurn, PairBatch
     from ...kernels.maps.tile_list import TileList
-
-
-@dataclasses.dataclass(eq=False)
-class Backward:
-    """Where the gradients of a result's rows go, in maps of rows that share coordinates.
-
-    rulebook: side 0 gathers `rows(dy)` for every input row.  backwards: offsets count from the last
-    one.  fold, distinct: the equal rows, and the map among distinct coordinates.
-    """
-
-    rulebook: Rulebook
-    backwards: bool
-    fold: Duplicates
-    distinct: Rulebook
-
-    def rows(self, dy: torch.Tensor) -> torch.Tensor:
-        """dy [N, C] float and, behind it, the sums of its rows at the S coordinates that several share: [N + S, C]
-        in dy's dtype. Raises: UnsupportedError in transforms of torch.func."""
-        sums = sum_rows(dy, self.fold)
-        return torch.cat([dy, sums.index_select(0, self.fold.shared)])
+    from .repeated import Backward
 
 
 class Rulebook(ViewSet):
@@ -107,7 +86,7 @@ class Rulebook(ViewSet):
         them."""
         self.follow()
         views = [None if self._from_lists else self.table(0)[0], None]
-        if not (self._from_lists or self.symmetric):
+        if not (self._from_lists or self.symmetric or self.backward):
             views[1] = self.table(1)[0]
         copy = Rulebook(
             self.rows[1],
@@ -166,8 +145,7 @@ class Rulebook(ViewSet):
         """Whether an offset meets each row at most once. Where whoever made the rulebook did not
         say, all pairs are looked at, which waits for the device."""
         lists = self.lists()
-        lengths = torch.tensor(lists.starts, device=self.device).diff()
-        v = torch.arange(self.n_offsets, device=self.device).repeat_interleave(lengths)
+        v = self._offsets_of(lists)
         return all(
             torch.unique(v * n + rows).shape[0] == rows.shape[0]
             for rows, n in ((lists.in_rows, self.n_rows[1]), (lists.out_rows, self.n_rows[0]))
@@ -224,12 +202,20 @@ class Rulebook(ViewSet):
     def _scatter(self, side: int) -> NeighborTable:
         from ...kernels.maps.neighbor_table import NeighborTable
 
-        nbr = torch.full((self.n_offsets, self.n_rows[side]), -1, dtype=torch.int32, device=self.device)
-        for v in range(self.n_offsets):
-            x_rows, y_rows = self.pair_list(v)
-            own_rows, other_rows = (y_rows, x_rows) if side == 0 else (x_rows, y_rows)
-            nbr[v].index_copy_(0, own_rows, other_rows.int())
+        lists, n_rows = self.lists(), self.n_rows[side]
+        nbr = torch.full((self.n_offsets, n_rows), -1, dtype=torch.int32, device=self.device)
+        own, others = (lists.out_rows, lists.in_rows)[:: -1 if side else 1]
+        offsets = self._offsets_of(lists)
+        nbr.view(-1).index_copy_(0, offsets * n_rows + own, others.int())
+        if lists.mirrored:
+            nbr.view(-1).index_copy_(0, (self.n_offsets - 1 - offsets) * n_rows + others, own.int())
         return NeighborTable(nbr)
+
+    def _offsets_of(self, lists: PairLists) -> torch.Tensor:
+        """int64 [P]: the offset of each pair."""
+        lengths = torch.tensor(lists.starts, device=self.device).diff()
+        offsets = torch.arange(len(lengths), device=self.device)
+        return offsets.repeat_interleave(lengths, output_size=lists.starts[-1])
 
     def tiles(self, side: int, target: Target) -> tuple[TileList, bool]:
         """(mask-ordered tiles of `side`, whether their offsets run backwards)."""
