@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+import types
 import weakref
 
 import pytest
 import torch
 
+from sparse_bridge.adapters.torchsparse import equal_rows
 from sparse_bridge.core import functional
 from sparse_bridge.core.maps import map_cache
 from tests.clouds import cloud
@@ -210,3 +212,20 @@ def test_a_build_that_fails_is_tried_again():
     with pytest.raises(RuntimeError, match="first try"):
         store.get("key", fail)
     assert store.get("key", lambda: 7) == 7
+
+
+@pytest.mark.parametrize("halved", [False, True])
+def test_maps_of_equal_rows_die_with_their_last_use(halved):
+    """With what was made of them for layers of torchsparse, and for gradients."""
+    coords = cloud((9, 10))
+    coords[3] = coords[1]
+    store, kmap = map_of(coords)
+    layer = types.SimpleNamespace(halved=True)
+    used = equal_rows.among_themselves(kmap, layer) if halved else kmap
+    assert not halved or equal_rows.among_themselves(kmap, layer) is used is not kmap
+    x, weight = torch.randn(len(coords), 2, requires_grad=True), torch.randn(len(OFFSETS), 2, 3, requires_grad=True)
+    functional.conv(x, weight, None, used).square().sum().backward()
+    back = used.rulebook.backward
+    gone = [weakref.ref(one) for one in (kmap.rulebook, used.rulebook, back.distinct, back.rulebook)]
+    del store, kmap, back, used
+    assert [ref() for ref in gone] == [None] * len(gone)

@@ -17,5 +17,8 @@ def among_themselves(kmap: KernelMap, layer: Layer) -> KernelMap:
     if back is None:
         return kmap
     if layer.halved:
-        return first_of_equal(back.distinct, back.fold, halved=True)
+        # Not with the map of distinct rows, which it refers to: a cycle would last until the garbage collector runs.
+        cache = kmap.rulebook.cache
+        halved: KernelMap | None = cache.get("halved")
+        return halved or cache.put("halved", first_of_equal(back.distinct, back.fold, halved=True))  # type: ignore[no-any-return]
     return KernelMap(back.distinct, x_fold=back.fold.firsts, y_fold=back.fold)

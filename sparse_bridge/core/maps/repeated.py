@@ -60,18 +60,14 @@ def first_of_equal(distinct: Rulebook, fold: Duplicates, halved: bool = False) -
     offset, where there is one, every row meets itself.
 
     halved: offsets behind the zero one are those before it, read backwards. Of equal rows only the
-    first is found, so only the first meets anything there. Made once and kept with `distinct`.
+    first is found, so only the first meets anything there.
     """
-    key = "first of equal", halved
-    first = distinct.cache.get(key)
-    if first is None:
-        nbr, later = distinct.neighbors(0)[0], max(0, distinct.center)
-        columns = fold.inverse, (fold.firsts if halved else fold).inverse
-        parts = [_spread(nbr[:later], fold.first, columns[0]), _spread(nbr[later:], fold.first, columns[1])]
-        rulebook = _over_table(distinct, torch.cat(parts), len(fold.inverse))
-        rulebook.backward = Backward(fold, distinct, halved)
-        first = distinct.cache.put(key, KernelMap(rulebook))
-    return first  # type: ignore[no-any-return]
+    nbr, later = distinct.neighbors(0)[0], max(0, distinct.center)
+    columns = fold.inverse, (fold.firsts if halved else fold).inverse
+    parts = [_spread(nbr[:later], fold.first, columns[0]), _spread(nbr[later:], fold.first, columns[1])]
+    rulebook = _over_table(distinct, torch.cat(parts), len(fold.inverse))
+    rulebook.backward = Backward(fold, distinct, halved)
+    return KernelMap(rulebook)
 
 
 def _spread(nbr: torch.Tensor, numbers: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
