@@ -91,7 +91,7 @@ class Audit:
             raise self._watch.refusals[0]
         watch = self._watch
         owners = {code: owners for code, (_, owners) in watch.ran.items()}
-        readings = readings_of(owners, watch.rows, watch.after, watch.modules)
+        readings = readings_of(owners, watch.rows, watch.after, watch.modules, watch.fields)
         refuse_kept(self._modules, self._trusted, self._before, watch.stored, watch.changed)
         for (_, name), (names, value, where) in watch.written.items():
             if names.get(name, ABSENT) is not value:

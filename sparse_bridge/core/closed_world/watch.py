@@ -17,7 +17,7 @@ from torch import nn
 from ...refusals import Refusal, Why
 from . import origins
 from .layers import CONVERSIONS
-from .origins import Origin
+from .origins import NAMED_TUPLE, Origin
 from .sources import COMPREHENSIONS, position
 
 _IMPORTS = ("_handle_fromlist", "_lock_unlock_module")  # of what is loaded
@@ -43,7 +43,8 @@ class Watch:
     them, by identity, and where.  stored: (module, attribute) that was written, and where.  written: globals that
     functions may write, and what they were.  after: the line of a function at which what counts begins.
     compares_objects: methods ran that a decorator wrote, as for dataclasses, and that read attributes.
-    gradients: a function was called that asks for gradients, or whether they are recorded.
+    gradients: a function was called that asks for gradients, or whether they are recorded.  fields: of classes whose
+    `__init__` a decorator wrote, and of named tuples, by the name of the class.
     """
 
     def __init__(self, modules: frozenset[int]) -> None:
@@ -55,6 +56,7 @@ class Watch:
         self.written: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = {}
         self.after: dict[CodeType, int] = {}
         self.compares_objects = self.gradients = False
+        self.fields: dict[str, tuple[str, ...]] = {}
         self.modules = modules
         # By identity: the hash of code takes as long as all that is in it.
         self._kinds: dict[int, Callable[[FrameType], None] | None] = {}
@@ -126,12 +128,16 @@ class Watch:
             return self._host_read
         if origin is Origin.PROGRAM:
             if origins.is_generated(code):
+                if code.co_name == "__init__":
+                    self.fields[type(frame.f_locals.get("self")).__name__] = code.co_varnames[1 : code.co_argcount]
                 self.compares_objects = self.compares_objects or code.co_name != "__init__"
                 return None
             return None if _is_launcher(frame) else self._program
         if origin is Origin.LIBRARY:
             return self._import if code.co_name == "_find_and_load" else self._library
         name, owner = code.co_name, frame.f_globals.get("__name__", "")
+        if owner.startswith(NAMED_TUPLE):
+            self.fields[owner.removeprefix(NAMED_TUPLE)] = code.co_varnames[1 : code.co_argcount]
         if name == "__len__":
             return self._length
         if owner == "torch._tensor" and name in _PYTHON_READS:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -249,12 +251,38 @@ def test_a_grid_that_a_layer_leaves_nothing_of(device, rules, skips):
                 torch.testing.assert_close(*made, rtol=1e-3, atol=1e-4)
 
 
+class Seen:
+    """What a program knows of a scene."""
+
+    def __init__(self, x):
+        self.x, self.extent = x, max(x.spatial_shape)
+
+    @property
+    def height(self):
+        return self.x.spatial_shape[0]
+
+
+@dataclasses.dataclass
+class Extents:
+    height: int
+    items: int = 1
+
+
+Pair = collections.namedtuple("Pair", ("cells", "limit"))
+
+
 READS = {
     "height": lambda x: x.features * 2 if x.spatial_shape[0] > 40 else x.features,
     "levels": lambda x: x.features * (1 + x.spatial_shape[1] // 32),
     "items": lambda x: x.features * 2 if x.batch_size > 4 else x.features,
     "by name": lambda x: x.features * 2 if getattr(x, "batch_size", 1) > 4 else x.features,
     "per item": lambda x: x.features * sum((x.indices[:, :1] == n) * (n + 1.0) for n in range(x.batch_size)),
+    "property": lambda x: x.features * 2 if Seen(x).height > 40 else x.features,
+    "attribute": lambda x: x.features * 2 if Seen(x).extent > 40 else x.features,
+    "dataclass": lambda x: x.features * 2 if Extents(items=2, height=x.spatial_shape[0]).height > 40 else x.features,
+    "fields": lambda x: x.features * 2 if Extents(x.spatial_shape[0]).height > 40 else x.features,
+    "named tuple": lambda x: x.features * 2 if Pair(x.spatial_shape[0], 40).cells > 40 else x.features,
+    "order": lambda x: x.features * sorted([x.spatial_shape[0], 40])[0] * 2,
     "handed on": lambda x: x.features + 0 * len(x.spatial_shape) + x.replace_feature(x.features).batch_size * 0,
 }
 
