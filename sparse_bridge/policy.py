@@ -19,7 +19,8 @@ class Schedule(NamedTuple):
     skip_first: occasions that pass before the first attempt.  always_until: of those that follow, the first
     so many are due; then those whose number, counted from there, is a power of two.  max_tries: attempts
     in all.  failures: in a row, or in all where successes are not counted, that end the attempts.
-    longest_wait: occasions; after failures in a row 2, 4, 8, ... of them pass, up to this.
+    longest_wait: occasions; after failures in a row 2, 4, 8, ... of them pass, up to this.  patience: of those
+    failures, how many nothing waits for.
     """
 
     skip_first: int = 0
@@ -27,6 +28,7 @@ class Schedule(NamedTuple):
     max_tries: int = ENDLESS
     failures: int = ENDLESS
     longest_wait: int = 0
+    patience: int = 0
 
 
 class Attempts:
@@ -62,7 +64,8 @@ class Attempts:
         schedule = self.schedule
         self.failures += 1
         self.over = self.over or self.failures >= schedule.failures
-        self.wait = min(schedule.longest_wait, 1 << min(self.failures, schedule.longest_wait.bit_length()))
+        late = self.failures - schedule.patience
+        self.wait = min(schedule.longest_wait, 1 << min(late, schedule.longest_wait.bit_length())) if late > 0 else 0
 
     def learn(self, success: bool) -> None:
         """Learn whether an attempt was of use."""
@@ -103,7 +106,8 @@ SMALL_CALLS = 64  # that would fit a graph of
 MUCH_SMALLER = 2  # times fewer rows: then one is captured besides
 IDLE_CALLS = 256  # in a row that the smaller graph has served; then the larger one goes
 UNDONE_BYTES = 1 << 22  # of buffers, which a step keeps so that its forward pass can be queued before its checks
-GUESSES = Schedule(failures=3)  # of the graph that will serve; a wrong one costs the GPU its maps
+# Of the graph that will serve; a wrong one costs the GPU its maps, and to guess no more a third of a replay's time.
+GUESSES = Schedule(longest_wait=64, patience=2)
 ANNOUNCED_KINDS = 64  # of inputs, whose models are remembered; all are forgotten when there are more
 REPLAYS_SETTLED = 16  # in a row, after which eager calls are taken to be over
 MEMORY_RETURNS = Schedule(always_until=8)  # each costs the next eager call its allocations

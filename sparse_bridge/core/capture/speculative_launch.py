@@ -35,7 +35,7 @@ class SpeculativeLaunch:
         still to be learnt; whether it does. Waits for the first of its launches."""
         assert cmap.data_bounds is not None
         coords, root = cmap.coords, Root(cmap.coords, cmap.data_bounds)
-        graph = None if self._announced.over else _fitting(owner.latest, coords)
+        graph = _fitting(owner.latest, coords) if self._announced.due() else None
         if coords.is_inference():  # nobody counts what is written to them until the call
             return False
         if graph is None or not graph.maps.exact:
@@ -102,7 +102,7 @@ class SpeculativeLaunch:
 
     def predict(self, latest: CallKind | None, root: Root) -> Any:
         """The graph that will probably serve an input, if its call is of the kind `latest`; None where none can."""
-        graph = None if self._guesses.over else _fitting(latest, root.coords)
+        graph = _fitting(latest, root.coords) if self._guesses.due() else None
         if graph is None:
             return None
         bounds_known = root.bounds_known or not graph.maps.exact  # else whether it serves turns out later
