@@ -28,7 +28,7 @@ def cell_matrix(registry: MapRegistry, in_key: Key, out_key: Key) -> RowMatrix:
             parents = torch.arange(x.n_rows, device=x.device)
         else:
             parents = registry.parent_rows(in_key, out_key)
-        x.own_view().rows.require_host_count("A pool over cells")
+        x.own_view().rows.require_host_count("a pool over cells")
         rows = (parents >= 0).nonzero().squeeze(1)
         matrix = RowMatrix(parents.index_select(0, rows), rows, None, n_out, x.n_rows)
         registry.cells.put((in_key, out_key), matrix, x.device)

@@ -258,7 +258,7 @@ def _pointwise(layer: Any, x: Any, features: torch.Tensor, weight: torch.Tensor,
 def record_voxels(layer: Any, y: torch.Tensor) -> None:
     """Remember the most rows that a layer made, where it was built to."""
     if layer.record_voxel_count and hasattr(layer, "max_num_voxels_during_training"):
-        n_rows = rows_of(y).require_host_count("Recording the number of voxels")
+        n_rows = rows_of(y).require_host_count("recording the number of voxels")
         layer.max_num_voxels_during_training.clamp_(min=n_rows)
 
 

@@ -171,6 +171,7 @@ def generated_level(x: CoordinateMap, store: MapStore, kernel: Range, stride: Ra
     offsets = core_offsets(kernel_offsets(kernel))  # type: ignore[arg-type]
     back = Offsets.of([tuple(-c for c in offset) for offset in offsets.values])
     if min(low[1:]) < 0 or any(h > m for h, m in zip(high[1:], most, strict=True)):
+        x.rows.require_host_count("a transposed layer that moves rows into their range")
         rows = clamped_rows(x.coords, kernel, stride, out_range)  # type: ignore[arg-type]
         cmap = map_builder.distinct(rows, box)
         level = Level(cmap, MapStore(cmap))

@@ -75,7 +75,7 @@ def exact_bounds(store: MapStore, coords: torch.Tensor, profile: Profile) -> Box
 
 def _data_bounds(store: MapStore, coords: torch.Tensor, profile: Profile) -> DataBounds:
     """Exact bounds, which nobody has to wait for yet. Raises Refusal where a graph is to serve inputs of others."""
-    rows_of(coords).require_host_count("A strided layer over coordinates that have lost their range")
+    rows_of(coords).require_host_count("a strided layer over coordinates that have lost their range")
     return store.get("data bounds", lambda: DataBounds(core_rows(coords, profile)))
 
 
@@ -147,7 +147,7 @@ def check_range(store: MapStore, coords: torch.Tensor, profile: Profile, spatial
     cmap = coordinate_map(store, coords, profile, spatial_range)
     if _outside(box_bounds(cmap.box), spatial_range) is None:
         return True
-    cmap.rows.require_host_count("A layer behind a spatial_range that coordinates may leave")
+    cmap.rows.require_host_count("a layer behind a spatial_range that coordinates may leave")
     wrong = _outside(bounds_of(store, coords, profile), spatial_range)
     if wrong is None:
         return True

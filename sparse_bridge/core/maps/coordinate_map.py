@@ -181,7 +181,7 @@ class CoordinateMap:
 
     def _check(self) -> None:
         if not self._checked:
-            self.rows.require_host_count("Looking for equal rows")
+            self.rows.require_host_count("looking for equal rows")
             target = self.kernel_target()
             if target is None:
                 indexed = self.indexed()

@@ -35,7 +35,7 @@ _TILED_OFFSETS = 27  # larger kernels are a first layer's, whose input may be na
 
 
 def _check_dimension(cmap: CoordinateMap, offsets: Offsets, stride: Sequence[int]) -> None:
-    cmap.rows.require_host_count("A kernel map that inputs before were not asked for")
+    cmap.rows.require_host_count("a kernel map that inputs before were not asked for")
     dimension = cmap.box.dimension
     if offsets.dimension != dimension or len(stride) != dimension:
         raise GeometryError(

@@ -250,7 +250,7 @@ class Rulebook(ViewSet):
         lists = self._lists  # another thread may drop them
         if lists is None:
             side = 0 if self._has_view(0) else 1
-            self.rows[side].require_host_count("A list of pairs")
+            self.rows[side].require_host_count("a list of pairs")
             table = self.table(side)[0]
             n_lists = self.n_lists
             present = table.nbr[:n_lists] >= 0

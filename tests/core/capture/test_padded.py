@@ -341,7 +341,7 @@ class Recording(Block):
         (Mixing, "mixes rows"),
         (Replacing, "place of calls"),
         (Counting, "most differs"),
-        (Recording, "Recording the number of voxels"),
+        (Recording, "recording the number of voxels"),
     ],
 )
 def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):

@@ -142,3 +142,36 @@ def test_a_strided_layer_behind_cat(device, rules, limit):
             assert part.hits > 3
         else:
             assert part.graphs == 0 and Why.GRAPH_ROWS_ON_HOST.name in part.reason
+
+
+class Grows(nn.Module):
+    """Of torchsparse 2.1: a generative layer between others."""
+
+    def __init__(self, ts):
+        super().__init__()
+        conv = ts.nn.Conv3d
+        self.first, self.down = conv(4, 4, 3), conv(4, 4, 2, stride=2)
+        config = ts.nn.functional.conv_config.get_default_conv_config()
+        config.kmap_mode = "hashmap"
+        self.grow = conv(4, 4, 3, stride=2, transposed=True, generative=True, config=config)
+        self.last = conv(4, 4, 3)
+
+    def forward(self, x):
+        return self.last(self.grow(self.down(self.first(x))))
+
+
+def test_rows_that_are_moved_into_their_range(device, rules):
+    """By a transposed layer, however many they are then: its model says why it is eager."""
+    rules.hold(graphs_of(512))
+    with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"), torch.no_grad():
+        import torchsparse as ts
+
+        plain = Grows(ts).to(device).eval()
+        model = sparse_bridge.optimize(copy.deepcopy(plain), graphs=True)
+        for seed in range(10):
+            coords = cloud((8, 8, 8), 2, share=0.2, seed=seed, device=device)
+            values = features(len(coords), 4, device=device)
+            mine, theirs = (one(ts.SparseTensor(values, coords.clone(), 1, (2, 8, 8, 8))) for one in (model, plain))
+            assert torch.equal(mine.C, theirs.C) and torch.equal(mine.F, theirs.F)
+        (part,) = graph_regions.summary()
+        assert part.graphs == 0 and "transposed layer" in part.reason and Why.GRAPH_ROWS_ON_HOST.name in part.reason
