@@ -11,6 +11,7 @@ import torch
 
 from ...kernels.runtime.uploads import uploads_refused
 from ...refusals import Refusal, Why
+from ..closed_world.grid_uses import BATCH_SIZE, GRID
 from ..closed_world.guards import Guards
 from ..conv.convolution import autocast_dtype
 from ..conv.deferred import materialize
@@ -105,11 +106,11 @@ class Captured:
 
     def box_columns(self, root: Root, guards: Guards | None) -> frozenset[int]:
         """Columns of the input's box that what is computed may follow from. guards: of the model."""
-        follows = bool(self.padded_input.grids)
-        if not follows and isinstance(root.bounds, Box) and (guards is None or guards.reads_grid):
-            kinds = (int, float, str)
-            follows = any(has_numbers(value, self.tensors.is_tensor, kinds) for value in self.spec.values())
-        columns = frozenset(range(len(root.box.size)) if follows else ())
+        uses = GRID if guards is None else guards.grid_uses
+        if not isinstance(root.bounds, Box):  # nobody has told the program a grid
+            uses = frozenset()
+        follows = bool(self.padded_input.grids or uses - {BATCH_SIZE})
+        columns = frozenset(range(len(root.box.size)) if follows else {0} if uses else ())
         return columns | {0, ITEMS} if self.padded_input.pools else columns
 
     def differing_columns(self, root: Root) -> set[int]:

@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from ...refusals import Refusal, Why
 from . import guards, origins
 from .expressions import Name
+from .grid_uses import grid_uses
 from .guards import Guards, is_own
 from .kept import Before, before_call, refuse_kept
 from .layers import guard_parameters, guard_tensors
@@ -30,7 +31,7 @@ from .origins import Origin
 from .reading import Reading, readings_of, unseen_reading
 from .sources import position
 from .state import State, same_label
-from .watch import ABSENT, Watch, names_gradients
+from .watch import ABSENT, Watch
 
 _CALL = nn.Module._call_impl.__code__
 _CALLS = ("__call__", "_call_to_resume_point", _CALL.co_name)  # of what stands for a model's forward
@@ -85,13 +86,12 @@ class Audit:
 
     def guards(self) -> Guards:
         """What has to stay as it is. Raises Refusal where the world is not closed."""
-        if self._refusal is not None:
-            raise self._refusal
-        if self._watch.refusals:
-            raise self._watch.refusals[0]
         watch = self._watch
+        for refusal in (self._refusal, *watch.refusals):
+            if refusal is not None:
+                raise refusal
         owners = {code: owners for code, (_, owners) in watch.ran.items()}
-        readings = readings_of(owners, watch.rows, watch.after, watch.modules, watch.fields)
+        readings = readings_of(owners, watch.rows, watch.after, watch.modules)
         refuse_kept(self._modules, self._trusted, self._before, watch.stored, watch.changed)
         for (_, name), (names, value, where) in watch.written.items():
             if names.get(name, ABSENT) is not value:
@@ -108,7 +108,7 @@ class Audit:
         _switches(state)
         _definitions(state, functions)
         guard_tensors(state.absent)
-        return state.guards(watch.gradients or any_attribute or any(map(names_gradients, watch.ran)))
+        return state.guards(grid_uses(watch.ran, watch.modules), any_attribute or watch.asks_of_gradients())
 
     def _refuse_changed(self, state: State) -> None:
         """Raise Refusal where a method changed a container that lasts longer than the call."""

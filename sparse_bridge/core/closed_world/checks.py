@@ -7,7 +7,7 @@ import itertools
 
 from ...refusals import Why
 from .expressions import Expressions
-from .tags import CELLS, COUNTS, constant
+from .tags import COUNTS, constant
 
 
 class Checks(Expressions):
@@ -48,7 +48,7 @@ class Checks(Expressions):
         return constant(limit) == 0 or isinstance(op, below if passes else above)
 
     def _counted(self, node: ast.expr) -> tuple[bool, bool]:
-        """Whether an expression follows from rows, and whether it does in steps, or from what no capture limits."""
+        """Whether an expression follows from rows, and whether it does in steps."""
         known, tags = dict(self.problems), self.of(node)
-        steps, self.problems = len(self.problems) > len(known) or bool(tags & CELLS), known
+        steps, self.problems = len(self.problems) > len(known), known
         return bool(tags & COUNTS), steps

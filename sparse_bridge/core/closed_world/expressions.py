@@ -7,11 +7,8 @@ import builtins
 from typing import Any, NamedTuple
 
 from ...refusals import Why
-from .origins import words
 from .tags import (
-    CELLS,
     COUNTS,
-    GRID,
     HOLDS,
     NONE,
     OLD,
@@ -41,23 +38,27 @@ class Name(NamedTuple):
     imported: bool = False
 
 
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Those that neither tensors nor layers have.
-_WRITES = words("append extend insert setdefault popitem appendleft popleft extendleft move_to_end")
+_WRITES = _words("append extend insert setdefault popitem appendleft popleft extendleft move_to_end")
 _SLOTS = ("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__iadd__")
-_LOOKUPS = words("get setdefault pop index __getitem__ insert")
-_PARTS = words(
+_LOOKUPS = _words("get setdefault pop index __getitem__ insert")
+_PARTS = _words(
     "get setdefault pop popitem items values keys copy __getitem__ modules children named_modules named_children "
     "get_submodule parameters buffers"
 )
 _NAMED = ("getattr", "hasattr", "setattr", "delattr")
 # What reads attributes by names that are not in sight.
-_REFLECTS = {*_NAMED, *words("vars dir attrgetter asdict astuple __dict__ __getattribute__ __getattr__")}
+_REFLECTS = {*_NAMED, *_words("vars dir attrgetter asdict astuple __dict__ __getattribute__ __getattr__")}
 _IN_STEPS = (ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)
-_SAME = words("int float min max sum abs round str tuple list sorted divmod pow hash repr format bool set")
+_SAME = _words("int float min max sum abs round str tuple list sorted divmod pow hash repr format bool set")
 _CHOICE = Why.GRAPH_CHOOSES_BY_ROWS
-_STEPS = words("bool round divmod ceil floor trunc clip minimum maximum sign isqrt")
-_NUMBERS = _STEPS | words("min max log log2 log10 log1p sqrt cbrt exp pow fabs gcd")
-_CONTAINERS = words("iter zip enumerate reversed sorted list tuple dict set map filter frozenset")
+_STEPS = _words("bool round divmod ceil floor trunc clip minimum maximum sign isqrt")
+_NUMBERS = _STEPS | _words("min max log log2 log10 log1p sqrt cbrt exp pow fabs gcd")
+_CONTAINERS = _words("iter zip enumerate reversed sorted list tuple dict set map filter frozenset")
 
 
 class Expressions:
@@ -69,7 +70,6 @@ class Expressions:
         self.any_attribute = False
         self.problems: dict[tuple[str, int], tuple[Why, str, int]] = {}
         self.passed: dict[tuple[str, int | str], Tag] = {}  # arguments, by function and position or name
-        self.assigned: dict[str, Tag] = {}  # attributes of what was made in the call
         self.env: dict[str, Tag] = {}
         self.imports: dict[str, tuple[str, tuple[str, ...]]] = {}
         # Names and attributes that stand for what is not called there: others may call it, unseen.
@@ -110,7 +110,6 @@ class Expressions:
             base = self.of(target.value)
             if isinstance(target, ast.Attribute):
                 self.attributes.add(target.attr)  # a value that is written anew with each call holds no guard
-                self.assigned[target.attr] = self.assigned.get(target.attr, NONE) | (tags & COUNTS)
             if isinstance(target, ast.Subscript):
                 tags |= self.of(target.slice)
             if base & OLD and not self._is_compared(target, tags):
@@ -183,10 +182,7 @@ class Expressions:
             return STATE
         if chain[-1] in ("shape", "nbytes"):
             return NONE if base & OLD else SHAPE if chain[-1] == "shape" else ROWS
-        if chain[-1] in GRID and not base & OLD:
-            return ROWS | CELLS
-        made = NONE if base & OLD else self._known.get(chain[-1], NONE) & COUNTS  # by a property, or an assignment
-        return made | (STATE if base & STATE else NONE)
+        return STATE if base & STATE else NONE
 
     def _of_Subscript(self, node: ast.Subscript) -> Tag:
         base, index = self.of(node.value), self.of(node.slice)
@@ -276,8 +272,8 @@ class Expressions:
                 self.any_attribute = True
             if name in ("setattr", "delattr") and first & OLD:
                 self.problem(Why.GRAPH_WRITES_STATE, text_of(node.args[0]), node)
-            if name == "getattr" and not first & OLD and (attribute == "shape" or attribute in GRID):
-                return SHAPE if attribute == "shape" else ROWS | CELLS
+            if name == "getattr" and not first & OLD and attribute == "shape":
+                return SHAPE
             return element_of(first) & STATE
         if name in ("vars", "dir"):
             return first & STATE
@@ -289,7 +285,7 @@ class Expressions:
         if name == "super" or (name == "type" and len(node.args) == 1):
             return STATE
         # `max` of rows and a limit: a capture sees as many rows as there is memory for, and tells.
-        limits = name == "sorted" or (name == "min" and not all(self.of(one) & COUNTS for one in operands(node.args)))
+        limits = name == "min" and not all(self.of(one) & COUNTS for one in operands(node.args))
         if every & ROWS and (limits or name in _STEPS or (name == "int" and isinstance(node.args[0], ast.BinOp))):
             self._chosen(node)
         tags = every & COUNTS if name in _SAME or name in ("range", *_CONTAINERS) else NONE
@@ -327,7 +323,7 @@ class Expressions:
             return NONE if base & OLD else ROWS
         if name in _WRITES and base & OLD and not self._is_compared(method.value, every):
             self.problem(Why.GRAPH_WRITES_STATE, text_of(method.value), node)
-        if (name in _LOOKUPS and base & STATE and every & ROWS) or (name == "sort" and base & COUNTS):
+        if name in _LOOKUPS and base & STATE and every & ROWS:
             self.problem(_CHOICE, text_of(node), node)
         if name in _SLOTS and arguments and (arguments[0][1] | base) & OLD:
             self.problem(Why.GRAPH_WRITES_STATE, text_of(node.args[0]), node)

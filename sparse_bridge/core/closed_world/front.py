@@ -98,7 +98,7 @@ class FrontAudit(Audit):
             if names.get(name, ABSENT) is not value:
                 raise Refusal(Why.GRAPH_WRITES_STATE, name, where)
         owners = {code: owners for code, (_, owners) in watch.ran.items()}
-        readings = read(owners, watch.rows, watch.modules, watch.fields)
+        readings = read(owners, watch.rows, watch.modules)
         for code, reading in readings.items():
             self._refuse_writes(code, reading)
         refuse_contents(self._modules, self._trusted, self._before, watch.changed)

@@ -46,13 +46,13 @@ class Guards:
         layers: list[Entry],
         absent: list[Absent],
         equal: list[Entry],
-        reads_grid: bool,
+        grid_uses: frozenset[str],
         reads_gradients: bool,
     ) -> None:
         """layers: values of torch's and frameworks' own, for which `True` is as good as 1.  equal: new objects
-        every time, compared by value.  reads_grid: the program may ask a sparse tensor for its grid or batch items.
+        every time, compared by value.  grid_uses: see there.
         reads_gradients: it may ask whether gradients are recorded, or for them."""
-        self.reads_grid, self.reads_gradients = reads_grid, reads_gradients
+        self.grid_uses, self.reads_gradients = grid_uses, reads_gradients
         self._equal, self._absent = equal, [one for one in absent if one[1] or isinstance(one[1], Known)]
         self._entries, self._layers = entries, layers
         self._set()

@@ -26,7 +26,6 @@ class Origin(enum.Enum):
     PROGRAM = enum.auto()
 
 
-NAMED_TUPLE = "namedtuple_"  # and the class: what Python calls the module of code that it writes for one
 _PACKAGE = __name__.partition(".")[0]
 _PROGRAMS = (f"{_PACKAGE}.tools",)  # networks of the package that are as a program's
 _TRUSTED = frozenset({_PACKAGE, "torch", "torchvision", "triton", "numpy", "einops", "typing_extensions"})
@@ -54,7 +53,7 @@ def of_module(name: str) -> Origin:
         return Origin.PROGRAM
     if name.startswith(_IMPURE):
         return Origin.LIBRARY
-    if root in _TRUSTED or is_framework(root) or root in _PURE or root.startswith(NAMED_TUPLE):
+    if root in _TRUSTED or is_framework(root) or root in _PURE or root.startswith("namedtuple_"):
         return Origin.TRUSTED
     return Origin.LIBRARY if root in sys.stdlib_module_names else Origin.PROGRAM
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import collections
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import CodeType
 from typing import Any
 
 from ...refusals import Refusal, Why
 from .checks import Checks
 from .sources import Source, position, private_names, source_of
-from .tags import COUNTS, NONE, OLD, ROWS, STATE, Tag, constant, element_of, text_of
+from .tags import NONE, OLD, ROWS, STATE, Tag, constant, element_of, text_of
 
 _PASSES = 5  # from function to function
 _Known = dict[CodeType, dict[int | str, Tag]]  # of the parameters of functions
@@ -77,15 +77,6 @@ class Reading(Checks):
             if default is not None and not isinstance(default, ast.Constant):
                 self.env[one.arg] |= STATE
                 self.has_defaults = True
-
-    def given(self, fields: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, Tag]]:
-        """Attributes that objects are made with, by the fields of their classes."""
-        for (function, place), tags in self.passed.items():
-            names = fields.get(function, ())
-            if place in names:
-                yield str(place), tags & COUNTS
-            elif isinstance(place, int) and place < len(names):
-                yield names[place], tags & COUNTS
 
     def visit(self, node: ast.AST) -> None:
         """Read a statement and what is in it."""
@@ -242,23 +233,19 @@ def readings_of(
     rows: Iterable[tuple[str, int]],
     after: Mapping[CodeType, int],
     modules: frozenset[int],
-    fields: Mapping[str, tuple[str, ...]],
 ) -> dict[CodeType, Reading]:
     """The functions of a program that ran. Raises Refusal where a graph could not repeat what they do.
 
-    ran: with their owners.  rows, after, modules, fields: see `Watch`.
+    ran: with their owners.  rows, after, modules: see `Watch`.
     """
-    readings = read(ran, rows, modules, fields)
+    readings = read(ran, rows, modules)
     for code, reading in readings.items():
         _refuse_problems(code, reading, _first_line(_source(code).node, after.get(code, 0)))
     return readings
 
 
 def read(
-    ran: Mapping[CodeType, Mapping[int, bool]],
-    rows: Iterable[tuple[str, int]],
-    modules: frozenset[int],
-    fields: Mapping[str, tuple[str, ...]],
+    ran: Mapping[CodeType, Mapping[int, bool]], rows: Iterable[tuple[str, int]], modules: frozenset[int]
 ) -> dict[CodeType, Reading]:
     """The same, read until what they pass to each other is known, whatever they do. Raises Refusal where there is no
     source."""
@@ -276,12 +263,8 @@ def read(
             readings[code] = Reading(source, parameters[code], returns, lines, inner, True, of_module)
             readings[code].attributes |= private_names(code)
         for code, reading in readings.items():
-            for name, tags in ((code.co_name, reading.result), *reading.assigned.items()):
-                returns[name] = returns.get(name, NONE) | tags
+            returns[code.co_name] = returns.get(code.co_name, NONE) | reading.result
         _pass_on(readings, sources, parameters, ran)
-        for reading in readings.values():
-            for name, tags in reading.given(fields):
-                returns[name] = returns.get(name, NONE) | tags
         if before == (parameters, returns):
             break
     return readings

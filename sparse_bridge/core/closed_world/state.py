@@ -29,7 +29,6 @@ from .objects import (
     operators_of,
 )
 from .origins import Origin
-from .tags import GRID
 
 _SMALL = 64  # numbers in an array
 _CODE = (types.FunctionType, type, types.ModuleType, property, staticmethod, classmethod, functools.partialmethod)
@@ -77,7 +76,7 @@ class State:
         hooks = f"the hooks of {type(model).__name__} and its modules"
         self.entry(guards.values_in_all, boxes, lambda _: hooks, layer=True)
 
-    def guards(self, reads_gradients: bool) -> Guards:
+    def guards(self, grid_uses: frozenset[str], reads_gradients: bool) -> Guards:
         """All of it; see `Guards`."""
         entries, layers = list(self._entries), list(self._layers)
         for (_, of_layer), (box, keys) in self._keys.items():
@@ -85,8 +84,8 @@ class State:
             values, labels = tuple(v for v, _ in keys.values()), tuple(label for _, label in keys.values())
             entry = Entry(guards.itemgetter(names), box, guards.doubled(names, values), guards.doubled(names, labels))
             (layers if of_layer else entries).append(entry)
-        absent, grid = [*self._absent.values(), *self._complete.values()], not GRID.isdisjoint(self.attributes)
-        return Guards(entries, layers, absent, self._equal, grid or self.any_attribute, reads_gradients)
+        absent = [*self._absent.values(), *self._complete.values()]
+        return Guards(entries, layers, absent, self._equal, grid_uses, reads_gradients)
 
     def key(self, box: Any, key: Any, label: str, layer: bool = False) -> Any:
         """Guard an entry of a dictionary, and return it. layer: of torch or a framework."""

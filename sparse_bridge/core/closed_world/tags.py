@@ -12,22 +12,18 @@ from collections.abc import Iterable
 
 class Tag(enum.IntFlag):
     """OLD: it may have been there before the call.  HOLDS: what lies in it may.  ROWS: a number that
-    follows from how many rows there are.  SHAPE: a shape, whose first number is one.  CELLS: with ROWS, that it
-    follows from the grid or the batch items, of which the next scene may have more."""
+    follows from how many rows there are.  SHAPE: a shape, whose first number is one."""
 
     NONE = 0
     OLD = 1
     HOLDS = 2
     ROWS = 4
     SHAPE = 8
-    CELLS = 16
 
 
-NONE, OLD, HOLDS, ROWS, SHAPE, CELLS = Tag.NONE, Tag.OLD, Tag.HOLDS, Tag.ROWS, Tag.SHAPE, Tag.CELLS
+NONE, OLD, HOLDS, ROWS, SHAPE = Tag.NONE, Tag.OLD, Tag.HOLDS, Tag.ROWS, Tag.SHAPE
 STATE = OLD | HOLDS
-COUNTS = ROWS | SHAPE | CELLS
-# Attributes of sparse tensors that change from scene to scene with the grid, and batch items.
-GRID = {"spatial_shape", "spatial_size", "spatial_range", "batch_size"}
+COUNTS = ROWS | SHAPE
 _ITERATORS = {"modules", "children", "parameters", "buffers"}
 _LOOKUP = re.compile(r"\{[^}:!]*\.")
 
@@ -39,7 +35,7 @@ def joined(several: Iterable[Tag]) -> Tag:
 
 def element_of(tags: Tag) -> Tag:
     """Of something in a value."""
-    return (STATE if tags & STATE else NONE) | (ROWS if tags & COUNTS else NONE) | (tags & CELLS)
+    return (STATE if tags & STATE else NONE) | (ROWS if tags & COUNTS else NONE)
 
 
 def container_of(tags: Tag) -> Tag:

@@ -17,7 +17,7 @@ from torch import nn
 from ...refusals import Refusal, Why
 from . import origins
 from .layers import CONVERSIONS
-from .origins import NAMED_TUPLE, Origin
+from .origins import Origin
 from .sources import COMPREHENSIONS, position
 
 _IMPORTS = ("_handle_fromlist", "_lock_unlock_module")  # of what is loaded
@@ -43,8 +43,7 @@ class Watch:
     them, by identity, and where.  stored: (module, attribute) that was written, and where.  written: globals that
     functions may write, and what they were.  after: the line of a function at which what counts begins.
     compares_objects: methods ran that a decorator wrote, as for dataclasses, and that read attributes.
-    gradients: a function was called that asks for gradients, or whether they are recorded.  fields: of classes whose
-    `__init__` a decorator wrote, and of named tuples, by the name of the class.
+    gradients: a function was called that asks for gradients, or whether they are recorded.
     """
 
     def __init__(self, modules: frozenset[int]) -> None:
@@ -56,7 +55,6 @@ class Watch:
         self.written: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = {}
         self.after: dict[CodeType, int] = {}
         self.compares_objects = self.gradients = False
-        self.fields: dict[str, tuple[str, ...]] = {}
         self.modules = modules
         # By identity: the hash of code takes as long as all that is in it.
         self._kinds: dict[int, Callable[[FrameType], None] | None] = {}
@@ -94,6 +92,10 @@ class Watch:
         for name in _stores_of(code):
             self.written.setdefault((id(names), name), (names, names.get(name, ABSENT), position(code)))
 
+    def asks_of_gradients(self) -> bool:
+        """Whether the program asks for gradients, or whether they are recorded."""
+        return self.gradients or any(map(_names_gradients, self.ran))
+
     def stop(self) -> None:
         """Watch no longer."""
         sys.setprofile(None)
@@ -128,16 +130,12 @@ class Watch:
             return self._host_read
         if origin is Origin.PROGRAM:
             if origins.is_generated(code):
-                if code.co_name == "__init__":
-                    self.fields[type(frame.f_locals.get("self")).__name__] = code.co_varnames[1 : code.co_argcount]
                 self.compares_objects = self.compares_objects or code.co_name != "__init__"
                 return None
             return None if _is_launcher(frame) else self._program
         if origin is Origin.LIBRARY:
             return self._import if code.co_name == "_find_and_load" else self._library
         name, owner = code.co_name, frame.f_globals.get("__name__", "")
-        if owner.startswith(NAMED_TUPLE):
-            self.fields[owner.removeprefix(NAMED_TUPLE)] = code.co_varnames[1 : code.co_argcount]
         if name == "__len__":
             return self._length
         if owner == "torch._tensor" and name in _PYTHON_READS:
@@ -244,14 +242,14 @@ class Watch:
 
 
 @functools.lru_cache(maxsize=4096)
-def names_gradients(code: CodeType) -> bool:
+def _names_gradients(code: CodeType) -> bool:
     """Whether a function says a word of gradients: as a name, an attribute, a keyword or a text."""
     return not _GRADIENTS.isdisjoint(code.co_names) or any(map(_says_gradients, code.co_consts))
 
 
 def _says_gradients(constant: Any) -> bool:
     if isinstance(constant, CodeType):
-        return names_gradients(constant)
+        return _names_gradients(constant)
     if isinstance(constant, (tuple, frozenset)):
         return any(map(_says_gradients, constant))
     return isinstance(constant, str) and constant in _GRADIENTS

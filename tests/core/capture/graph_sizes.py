@@ -15,7 +15,7 @@ from tests.rules import ruled
 class _Trusted:
     """A model that is taken for closed, whatever it does."""
 
-    reads_grid = reads_gradients = False
+    grid_uses, reads_gradients = frozenset(), False
 
     def __init__(self, model: Any, tensors: Any) -> None:
         pass

@@ -215,10 +215,9 @@ def map_structure(
     return result
 
 
-def has_numbers(value: Any, is_tensor: Callable[[Any], bool], kinds: tuple[type, ...] = (int, float)) -> bool:
-    """Whether there are numbers in a value, or what is of these `kinds`, outside of tensors and of what stands for
-    others."""
-    if isinstance(value, kinds):
+def has_numbers(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
+    """Whether there are numbers in a value, outside of tensors and of what stands for others."""
+    if isinstance(value, (int, float)):
         return not isinstance(value, bool)
     if isinstance(value, torch.Tensor) or is_tensor(value):
         return False
@@ -228,7 +227,7 @@ def has_numbers(value: Any, is_tensor: Callable[[Any], bool], kinds: tuple[type,
         parts = value.values()
     elif type(value) in (list, tuple, torch.Size) or hasattr(value, "_fields"):
         parts = value
-    return any(has_numbers(part, is_tensor, kinds) for part in parts)
+    return any(has_numbers(part, is_tensor) for part in parts)
 
 
 def share_memory(tensors: list[torch.Tensor]) -> bool:
