@@ -91,12 +91,23 @@ def test_a_model_that_reads_tensors_is_open(framework, name, train):
         _watched(subject, network.train(train)).guards()
 
 
-@pytest.mark.parametrize(("framework", "name"), [("spconv", "lion"), ("minkowski", "fcaf3d")])
-def test_a_model_that_chooses_by_rows_or_cells_is_open(framework, name):
-    """LION rounds `x.spatial_shape` up for a coarser tensor; its part for the view from above has no such layer.
-    FCAF3D keeps at most so many rows of an item, which none of its scenes need have; its backbone does not."""
-    with _model(framework, name) as (subject, network), pytest.raises(Refusal, match="GRAPH_CHOOSES_BY_ROWS"):
+def test_a_model_that_chooses_by_rows_is_open():
+    """FCAF3D keeps at most so many rows of an item, which none of its scenes need have; its backbone does not."""
+    with _model("minkowski", "fcaf3d") as (subject, network), pytest.raises(Refusal, match="GRAPH_CHOOSES_BY_ROWS"):
         _watched(subject, network).guards()
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "uses"),
+    [
+        ("spconv", "lion", {"spatial_shape"}),  # rounded up for a coarser tensor
+        ("spconv", "centerpoint", {"spatial_shape"}),  # for the view from above
+        ("spconv", "sst", set()),
+    ],
+)
+def test_what_a_model_uses_of_a_grid(framework, name, uses):
+    with _model(framework, name) as (subject, network):
+        assert _watched(subject, network).guards().grid_uses == uses
 
 
 def _unet(framework):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -70,3 +72,31 @@ def copy_rows(y: torch.Tensor, fold: Duplicates) -> torch.Tensor:
     """y [U, C], any float dtype -> [N, C] in that dtype: every row takes its distinct coordinate's, dead rows zeros.
     Raises: UnsupportedError in transforms of torch.func."""
     return multiply(y, SegmentOperator(fold.segments, gathers=True))
+
+
+@dataclasses.dataclass(eq=False)
+class Backward:
+    """Where the gradients of a result's rows go, in maps of rows that share coordinates.
+
+    fold: the equal rows.  distinct: a `Rulebook`, the map among distinct coordinates.  make: makes `rulebook`.
+    """
+
+    fold: Duplicates
+    distinct: Any
+    make: Callable[[], Any]
+
+    @functools.cached_property
+    def rulebook(self) -> Any:
+        """The map whose side 0 gathers `rows(dy)` for every input row. Waits for the device the first time."""
+        return self.make()
+
+    @property
+    def backwards(self) -> bool:
+        """Whether offsets count from the last one, as where `distinct` is read for gradients."""
+        return bool(self.distinct.symmetric)
+
+    def rows(self, dy: torch.Tensor) -> torch.Tensor:
+        """dy [N, C] float and, behind it, the sums of its rows at the S coordinates that several share: [N + S, C]
+        in dy's dtype. Raises: UnsupportedError in transforms of torch.func."""
+        sums = sum_rows(dy, self.fold)
+        return torch.cat([dy, sums.index_select(0, self.fold.shared)])

@@ -8,51 +8,11 @@ the bits that they have in scenes where no row does.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-
 import torch
 
-from .fold import Duplicates, sum_rows
+from .fold import Backward, Duplicates
 from .kernel_map import KernelMap
 from .rulebook import Rulebook
-
-
-@dataclasses.dataclass(eq=False)
-class Backward:
-    """Where the gradients of a result's rows go, in maps of rows that share coordinates.
-
-    fold, distinct: the equal rows, and the map among distinct coordinates.  halved: see `first_of_equal`.
-    """
-
-    fold: Duplicates
-    distinct: Rulebook
-    halved: bool
-
-    @functools.cached_property
-    def rulebook(self) -> Rulebook:
-        """The map whose side 0 gathers `rows(dy)` for every input row. Waits for the device."""
-        fold, n = self.fold, len(self.fold.inverse)
-        new_rows = fold.first.clone()
-        new_rows[fold.shared] = torch.arange(n, n + len(fold.shared), device=new_rows.device)
-        nbr, backwards = self.distinct.neighbors(1)
-        columns, later = fold.firsts.inverse, max(0, self.distinct.center)
-        numbers = [new_rows, new_rows]
-        if self.halved:
-            numbers[0 if backwards else 1] = fold.first
-        parts = [_spread(nbr[:later], numbers[0], columns), _spread(nbr[later:], numbers[1], columns)]
-        return _over_table(self.distinct, torch.cat(parts), n + len(fold.shared))
-
-    @property
-    def backwards(self) -> bool:
-        """Whether offsets count from the last one, as where `distinct` is read for gradients."""
-        return self.distinct.symmetric
-
-    def rows(self, dy: torch.Tensor) -> torch.Tensor:
-        """dy [N, C] float and, behind it, the sums of its rows at the S coordinates that several share: [N + S, C]
-        in dy's dtype. Raises: UnsupportedError in transforms of torch.func."""
-        sums = sum_rows(dy, self.fold)
-        return torch.cat([dy, sums.index_select(0, self.fold.shared)])
 
 
 def first_of_equal(distinct: Rulebook, fold: Duplicates, halved: bool = False) -> KernelMap:
@@ -66,8 +26,22 @@ def first_of_equal(distinct: Rulebook, fold: Duplicates, halved: bool = False) -
     columns = fold.inverse, (fold.firsts if halved else fold).inverse
     parts = [_spread(nbr[:later], fold.first, columns[0]), _spread(nbr[later:], fold.first, columns[1])]
     rulebook = _over_table(distinct, torch.cat(parts), len(fold.inverse))
-    rulebook.backward = Backward(fold, distinct, halved)
+    rulebook.backward = Backward(fold, distinct, lambda: _gradients_map(distinct, fold, halved))
     return KernelMap(rulebook)
+
+
+def _gradients_map(distinct: Rulebook, fold: Duplicates, halved: bool) -> Rulebook:
+    """See `Backward`."""
+    n = len(fold.inverse)
+    new_rows = fold.first.clone()
+    new_rows[fold.shared] = torch.arange(n, n + len(fold.shared), device=new_rows.device)
+    nbr, backwards = distinct.neighbors(1)
+    columns, later = fold.firsts.inverse, max(0, distinct.center)
+    numbers = [new_rows, new_rows]
+    if halved:
+        numbers[0 if backwards else 1] = fold.first
+    parts = [_spread(nbr[:later], numbers[0], columns), _spread(nbr[later:], numbers[1], columns)]
+    return _over_table(distinct, torch.cat(parts), n + len(fold.shared))
 
 
 def _spread(nbr: torch.Tensor, numbers: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 
 from ...kernels.runtime.target import Target
 from ..device import stream_order
+from .fold import Backward
 from .pair_lists import DevicePairs, PairLists
 from .rows import Rows
 from .views.derived import Observer
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ...kernels.maps.neighbor_table import NeighborTable
     from ...kernels.maps.pair_batch import ListsInTurn, PairBatch
     from ...kernels.maps.tile_list import TileList
-    from .repeated import Backward
 
 
 class Rulebook(ViewSet):
