@@ -201,7 +201,7 @@ class Why(enum.Enum):
         _DIFFERENT,
     )
     GRAPH_HOST_READ = "it takes numbers of a tensor to the host by {} ({})", _OUTSIDE, _DIFFERENT
-    GRAPH_CHOOSES_BY_ROWS = "it chooses by how many rows, cells or batch items there are: {} ({})", _OUTSIDE, _DIFFERENT
+    GRAPH_CHOOSES_BY_ROWS = "it chooses by how many rows there are: {} ({})", _OUTSIDE, _DIFFERENT
     GRAPH_LARGE_STATE = "it reads {} ({}), which holds more than {} values", "keep tables in buffers", _DIFFERENT
     GRAPH_NO_SOURCE = (
         "what {} ({}) reads and writes is not known: its source cannot be read, or has changed",
