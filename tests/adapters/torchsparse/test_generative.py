@@ -14,9 +14,9 @@ from .test_conv import points, triple, weights
 
 
 @pytest.fixture
-def ts(ts21):
+def ts(ts21, monkeypatch):
     ts21.release = "2.1"
-    ts21.nn.functional.conv_config.get_default_conv_config().kmap_mode = "hashmap"
+    monkeypatch.setattr(ts21.nn.functional.conv_config.get_default_conv_config(), "kmap_mode", "hashmap")
     return ts21
 
 

@@ -31,6 +31,13 @@ def tensor(module, name, coords, values, shape=SHAPE):
     return module.SparseTensor(values, coords)
 
 
+def hashmap_config(torchsparse):
+    """For layers of torchsparse 2.1 that are generative; the default one, which all others share, stays."""
+    config = torchsparse.nn.functional.conv_config.get_default_conv_config().copy()
+    config.kmap_mode = "hashmap"
+    return config
+
+
 class Layers:
     """The layers of a framework under one name each."""
 

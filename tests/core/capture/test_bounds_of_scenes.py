@@ -16,6 +16,7 @@ from sparse_bridge.core.geometry.data_bounds import DataBounds
 from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud, features
 
+from . import apis
 from .graph_sizes import graphs_of
 
 pytestmark = pytest.mark.emulated
@@ -72,8 +73,7 @@ def test_a_strided_level_that_leaves_its_range(device, rules, size):
     with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"), torch.no_grad():
         import torchsparse as ts
 
-        config = ts.nn.functional.conv_config.get_default_conv_config()
-        config.kmap_mode = "hashmap"
+        config = apis.hashmap_config(ts)
         model, plain = pair([ts.nn.Conv3d(4, 4, size, stride=size, config=config), ts.nn.Conv3d(4, 4, 3)], device)
         behind = ts.nn.Conv3d(4, 4, 2, stride=2, config=config).to(device)
         for seed in range(8):
@@ -203,8 +203,7 @@ def test_a_range_given_behind_a_level(device, rules, kind):
     with sparse_bridge.enable("torchsparse", mode="standin", profile="2.1"), torch.no_grad():
         import torchsparse as ts
 
-        conv, config = ts.nn.Conv3d, ts.nn.functional.conv_config.get_default_conv_config()
-        config.kmap_mode = "hashmap"
+        conv, config = ts.nn.Conv3d, apis.hashmap_config(ts)
         generative = {"stride": 2, "transposed": True, "generative": True, "config": config}
         middle = conv(4, 4, 3, stride=2) if kind == "strided" else conv(4, 4, 2, **generative)
         model, plain = pair([conv(4, 4, 3), conv(4, 4, 3), middle, conv(4, 4, 3)], device)

@@ -151,8 +151,7 @@ class Grows(nn.Module):
         super().__init__()
         conv = ts.nn.Conv3d
         self.first, self.down = conv(4, 4, 3), conv(4, 4, 2, stride=2)
-        config = ts.nn.functional.conv_config.get_default_conv_config()
-        config.kmap_mode = "hashmap"
+        config = apis.hashmap_config(ts)
         self.grow = conv(4, 4, 3, stride=2, transposed=True, generative=True, config=config)
         self.last = conv(4, 4, 3)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from .. import apis
+
 SIZES = (3, 3, 3, 1, 5, (3, 1, 3), (1, 3, 1))
 STEPS = ((2, 2), (2, 2), (3, 2), (3, 3), ((1, 2, 2), (1, 2, 2)), ((3, 1, 3), (2, 1, 2)))
 
@@ -106,8 +108,7 @@ class Torchsparse:
             low = x.C.amax(0).tolist()
             extents = [int(low[axis]) + self.choose.choice([1, 3, 30]) for axis in (1, 2, 3)]
             return Range(self.module, (3, *extents)), "range behind a layer"
-        config = self.module.nn.functional.conv_config.get_default_conv_config()
-        config.kmap_mode = "hashmap"
+        config = apis.hashmap_config(self.module)
         made = {"stride": 2, "transposed": True, "generative": True, "config": config}
         return self.module.nn.Conv3d(width, out, 2, bias=bias, **made), "generative"
 
