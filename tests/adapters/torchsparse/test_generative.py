@@ -14,10 +14,12 @@ from .test_conv import points, triple, weights
 
 
 @pytest.fixture
-def ts(ts21, monkeypatch):
+def ts(ts21):
     ts21.release = "2.1"
-    monkeypatch.setattr(ts21.nn.functional.conv_config.get_default_conv_config(), "kmap_mode", "hashmap")
-    return ts21
+    config = ts21.nn.functional.conv_config.get_default_conv_config()
+    mode, config.kmap_mode = config.kmap_mode, "hashmap"
+    yield ts21
+    config.kmap_mode = mode
 
 
 def generated(sites, kernel, stride, grid):
