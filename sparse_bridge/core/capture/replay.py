@@ -215,9 +215,7 @@ class Replayer(GraphedModule):
         # What is made in inference mode could not be written to outside of it.
         unchanged, memory = assert_no_mutation(self.model, key.tensors), self.memory
         assert memory is not None
-        # Layers are fused where no gradients are recorded. As in the call, if the program could notice, or may have.
-        asks = kind.guards is None or kind.guards.reads_gradients or self.attempts.failures > 0
-        gradients = torch.is_grad_enabled() and asks
+        gradients = torch.is_grad_enabled()  # as in the call: layers ask for it, and programs may
         random_numbers = own_random_numbers(key.device)
         with torch.inference_mode(False), torch.set_grad_enabled(gradients), random_numbers, unchanged:
             captured_maps = maps_like(root, recording, capacity, memory, ITEMS in self.box_columns)

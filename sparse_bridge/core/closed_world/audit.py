@@ -108,7 +108,7 @@ class Audit:
         _switches(state)
         _definitions(state, functions)
         guard_tensors(state.absent)
-        return state.guards(grid_uses(watch.ran, watch.modules), any_attribute or watch.asks_of_gradients())
+        return state.guards(grid_uses(watch.ran, watch.modules))
 
     def _refuse_changed(self, state: State) -> None:
         """Raise Refusal where a method changed a container that lasts longer than the call."""

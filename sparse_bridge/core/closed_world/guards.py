@@ -47,12 +47,10 @@ class Guards:
         absent: list[Absent],
         equal: list[Entry],
         grid_uses: frozenset[str],
-        reads_gradients: bool,
     ) -> None:
         """layers: values of torch's and frameworks' own, for which `True` is as good as 1.  equal: new objects
-        every time, compared by value.  grid_uses: see there.
-        reads_gradients: it may ask whether gradients are recorded, or for them."""
-        self.grid_uses, self.reads_gradients = grid_uses, reads_gradients
+        every time, compared by value.  grid_uses: see there."""
+        self.grid_uses = grid_uses
         self._equal, self._absent = equal, [one for one in absent if one[1] or isinstance(one[1], Known)]
         self._entries, self._layers = entries, layers
         self._set()

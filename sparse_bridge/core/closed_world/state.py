@@ -76,7 +76,7 @@ class State:
         hooks = f"the hooks of {type(model).__name__} and its modules"
         self.entry(guards.values_in_all, boxes, lambda _: hooks, layer=True)
 
-    def guards(self, grid_uses: frozenset[str], reads_gradients: bool) -> Guards:
+    def guards(self, grid_uses: frozenset[str]) -> Guards:
         """All of it; see `Guards`."""
         entries, layers = list(self._entries), list(self._layers)
         for (_, of_layer), (box, keys) in self._keys.items():
@@ -85,7 +85,7 @@ class State:
             entry = Entry(guards.itemgetter(names), box, guards.doubled(names, values), guards.doubled(names, labels))
             (layers if of_layer else entries).append(entry)
         absent = [*self._absent.values(), *self._complete.values()]
-        return Guards(entries, layers, absent, self._equal, grid_uses, reads_gradients)
+        return Guards(entries, layers, absent, self._equal, grid_uses)
 
     def key(self, box: Any, key: Any, label: str, layer: bool = False) -> Any:
         """Guard an entry of a dictionary, and return it. layer: of torch or a framework."""

@@ -24,11 +24,6 @@ _IMPORTS = ("_handle_fromlist", "_lock_unlock_module")  # of what is loaded
 _AROUND = ("torch._compile", "torch._dynamo")  # what wraps functions that compilers leave alone
 # Methods of tensors that hand all numbers to Python, beside the `CONVERSIONS`.
 _PYTHON_READS = ("__array__", "__contains__", "__format__", "__repr__", "__iter__", "__reversed__", "__hash__")
-# What a program does by whether gradients are recorded has one of these names in it.
-_GRADIENTS = origins.words(
-    "requires_grad requires_grad_ grad_fn is_leaf grad retain_grad backward autograd grad_mode is_grad_enabled "
-    "enable_grad set_grad_enabled _set_grad_enabled"
-)
 
 
 # Of a function of the program that ran: its globals, by identity; and first arguments that are no modules, by
@@ -43,7 +38,6 @@ class Watch:
     them, by identity, and where.  stored: (module, attribute) that was written, and where.  written: globals that
     functions may write, and what they were.  after: the line of a function at which what counts begins.
     compares_objects: methods ran that a decorator wrote, as for dataclasses, and that read attributes.
-    gradients: a function was called that asks for gradients, or whether they are recorded.
     """
 
     def __init__(self, modules: frozenset[int]) -> None:
@@ -54,7 +48,7 @@ class Watch:
         self.stored: dict[tuple[int, str], str] = {}
         self.written: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = {}
         self.after: dict[CodeType, int] = {}
-        self.compares_objects = self.gradients = False
+        self.compares_objects = False
         self.modules = modules
         # By identity: the hash of code takes as long as all that is in it.
         self._kinds: dict[int, Callable[[FrameType], None] | None] = {}
@@ -91,10 +85,6 @@ class Watch:
     def _remember(self, code: CodeType, names: dict[str, Any]) -> None:
         for name in _stores_of(code):
             self.written.setdefault((id(names), name), (names, names.get(name, ABSENT), position(code)))
-
-    def asks_of_gradients(self) -> bool:
-        """Whether the program asks for gradients, or whether they are recorded."""
-        return self.gradients or any(map(_names_gradients, self.ran))
 
     def stop(self) -> None:
         """Watch no longer."""
@@ -227,7 +217,6 @@ class Watch:
 
     def _c_call(self, frame: FrameType, function: Any) -> None:
         effect, name = origins.effect_of(function), getattr(function, "__name__", str(function))
-        self.gradients = self.gradients or name in _GRADIENTS
         if effect is None or function is sys.setprofile:
             return
         if effect is Why.GRAPH_WRITES_STATE:
@@ -239,20 +228,6 @@ class Watch:
         if len(self.refusals) < 20:
             where = position(frame.f_code, frame.f_lineno)
             self.refusals.append(Refusal(why, name, where, *details))
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_gradients(code: CodeType) -> bool:
-    """Whether a function says a word of gradients: as a name, an attribute, a keyword or a text."""
-    return not _GRADIENTS.isdisjoint(code.co_names) or any(map(_says_gradients, code.co_consts))
-
-
-def _says_gradients(constant: Any) -> bool:
-    if isinstance(constant, CodeType):
-        return _names_gradients(constant)
-    if isinstance(constant, (tuple, frozenset)):
-        return any(map(_says_gradients, constant))
-    return isinstance(constant, str) and constant in _GRADIENTS
 
 
 def _is_launcher(frame: FrameType) -> bool:

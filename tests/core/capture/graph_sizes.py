@@ -15,7 +15,7 @@ from tests.rules import ruled
 class _Trusted:
     """A model that is taken for closed, whatever it does."""
 
-    grid_uses, reads_gradients = frozenset(), False
+    grid_uses = frozenset()
 
     def __init__(self, model: Any, tensors: Any) -> None:
         pass

@@ -32,12 +32,6 @@ def hits(model):
     return 0 if found is None else found.replayer.hits + found.replayer.training.hits
 
 
-def captured_with_gradients(model):
-    """Of each graph whether gradients were recorded at its capture; a GPU's graphs do not tell."""
-    kinds = graph_regions.region_of(model).replayer.kinds.values()
-    return [graph.graph.gradients for kind in kinds for graph in kind.graphs if hasattr(graph.graph, "gradients")]
-
-
 def values_of(model, x):
     """Features of a network's outputs, of which it is equal whether they require a gradient."""
     found = apis.values_of(model(x))
@@ -61,7 +55,6 @@ def test_one_graph_for_all_calls_with_gradients_recorded(device, rules, name):
                 assert before >= 5
         assert hits(model) >= before + 5
         assert len(graph_regions.region_of(model).replayer.graphs) == 2
-        assert not any(captured_with_gradients(model))  # so that layers are fused in it
 
 
 @pytest.mark.parametrize("name", apis.NAMES)
@@ -160,7 +153,7 @@ def test_features_that_require_a_gradient(device, rules):
         assert region.hits >= 4 and region.training.hits >= 4
 
 
-recorded = torch.is_grad_enabled
+recorded = functools.partial(torch.is_grad_enabled)
 
 
 class Asks(nn.Module):
@@ -203,7 +196,6 @@ def test_a_model_that_asks_whether_gradients_are_recorded(device, rules, way):
         part = graph_regions.summary()[0]
         if way != "leaf":
             assert part.hits >= 12 and part.graphs == 2
-            assert sorted(captured_with_gradients(model)) in ([False, True], [])
             assert not graph_regions.region_of(model).replayer.attempts.failures
         else:
             assert part.hits == 0 and Why.GRAPH_OTHER_MODE.name in part.reason
