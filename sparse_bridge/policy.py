@@ -19,8 +19,8 @@ class Schedule(NamedTuple):
     skip_first: occasions that pass before the first attempt.  always_until: of those that follow, the first
     so many are due; then those whose number, counted from there, is a power of two.  max_tries: attempts
     in all.  failures: in a row, or in all where successes are not counted, that end the attempts.
-    longest_wait: occasions; after failures in a row 2, 4, 8, ... of them pass, up to this.  patience: of those
-    failures, how many nothing waits for.
+    longest_wait: occasions; after failures in a row 2, 4, 8, ... of them pass, up to this.  patience: how many of
+    those failures cost no wait.
     """
 
     skip_first: int = 0

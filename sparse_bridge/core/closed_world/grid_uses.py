@@ -106,7 +106,9 @@ class _Uses:
         name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
         if name in _ALL and any(map(self._is_local, call.args)):
             return GRID
-        if name not in _BY_NAME or (name in ("getattr", "hasattr") and not self._is_local(call.args[0])):
+        if name not in _BY_NAME or not call.args:
+            return _NONE
+        if name in ("getattr", "hasattr") and not self._is_local(call.args[0]):
             return _NONE
         names = [constant(one) for one in (call.args[1:2] if name in ("getattr", "hasattr") else call.args)]
         if not all(isinstance(one, str) for one in names):

@@ -347,8 +347,18 @@ def handed_on(x):
     return z.features * len(x.spatial_shape)
 
 
+class Named:
+    """It has methods that are called as functions that read attributes are."""
+
+    def getattr(self):
+        return 2
+
+    hasattr = attrgetter = getattr
+
+
 def not_looked_at(x):
-    return x.features * 2
+    named = Named()
+    return x.features * named.getattr() * named.hasattr() * named.attrgetter()
 
 
 class OfItsOwn(Reads):
