@@ -20,5 +20,8 @@ def among_themselves(kmap: KernelMap, layer: Layer) -> KernelMap:
         # Not with the map of distinct rows, which it refers to: a cycle would last until the garbage collector runs.
         cache = kmap.rulebook.cache
         halved: KernelMap | None = cache.get("halved")
-        return halved or cache.put("halved", first_of_equal(back.distinct, back.fold, halved=True))  # type: ignore[no-any-return]
+        if halved is None:
+            halved = first_of_equal(back.distinct, back.fold, halved=True)
+            cache.put("halved", halved)
+        return halved
     return KernelMap(back.distinct, x_fold=back.fold.firsts, y_fold=back.fold)
