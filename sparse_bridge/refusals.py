@@ -75,6 +75,10 @@ class Why(enum.Enum):
         "it is given no rows, or other numbers of features and coordinates",
         "hand over a row of each per site",
     )
+    GRAPH_FEWER_ROWS = (
+        "it has fewer rows than its graphs are shown to be right for",
+        "nothing: inputs of more are replayed",
+    )
     GRAPH_DUPLICATES = (
         "two of its rows have the same coordinates, or one lies outside of its grid",
         "merge such rows, or leave them out, in front of the model",
@@ -202,6 +206,7 @@ class Why(enum.Enum):
     )
     GRAPH_HOST_READ = "it takes numbers of a tensor to the host by {} ({})", _OUTSIDE, _DIFFERENT
     GRAPH_CHOOSES_BY_ROWS = "it chooses by how many rows there are: {} ({})", _OUTSIDE, _DIFFERENT
+    GRAPH_FEW_ROWS = "of {} rows it computes something else than its graph of more", _OUTSIDE, _DIFFERENT
     GRAPH_LARGE_STATE = "it reads {} ({}), which holds more than {} values", "keep tables in buffers", _DIFFERENT
     GRAPH_NO_SOURCE = (
         "what {} ({}) reads and writes is not known: its source cannot be read, or has changed",

@@ -38,7 +38,8 @@ BLOCKS = """
     core.closed_world.watch._watched hooks._local
     adapters.call_stats._listeners core.capture.calls.exact_operators._local core.capture.padded._local
     core.capture.graph_capture._captures
-    core.capture.graph_capture._graphs_on core.capture.graph_capture._local core.capture.graph_regions._local
+    core.capture.graph_capture._graphs_on core.capture.graph_capture._with_workspaces
+    core.capture.graph_capture._local core.capture.graph_regions._local
     core.conv.override._local core.conv.override._traced core.conv.override.inside
     core.conv.registry._automatic core.device.trace._local core.device.trace.recorders
     core.device.stream_order._users

@@ -244,9 +244,9 @@ class Captured:
         if rounded:
             names, results, references = map(list, zip(*rounded.values(), strict=True))
             noisy = functools.partial(self._noisy, call, root, rounded.keys())
-            compare_within_rounding(names, results, references, noisy, self._precision())
+            compare_within_rounding(names, results, references, noisy, self.precision())
 
-    def _precision(self) -> torch.dtype:
+    def precision(self) -> torch.dtype:
         """What rounding to expect."""
         return autocast_dtype(self.features.device) or self.features.dtype
 
@@ -256,7 +256,7 @@ class Captured:
         assert features is not None
         generator = torch.Generator(features.device).manual_seed(0)
         noise = torch.randn(features.shape, generator=generator, device=features.device)
-        factor = 1 + ROUNDING.get(self._precision(), 1e-6) * noise
+        factor = 1 + ROUNDING.get(self.precision(), 1e-6) * noise
         spec = self._layers_over(call, root, features.detach() * factor.to(features.dtype))
         outputs = _outputs(self.tensors, spec.values(), spec.passthrough)
         return [outputs[number][0] for number in numbers]

@@ -7,8 +7,9 @@ stay until no thread captures. The allocator cannot empty its cache meanwhile, e
 
 cuBLAS has a workspace per stream, and graphs hold its address. torch frees it when a program compiles
 with `mode="reduce-overhead"`, and after 2.11 with the first graph of that stream that is destroyed
-(pytorch/pytorch#193402). So nothing but captures runs on their streams, whose workspace lies in their
-pool then, and graphs of one stream go together.
+(pytorch/pytorch#193402). So nothing but captures runs on their streams, whose workspace lies in a pool
+then, and graphs of one stream go together. Those that come later on the stream take the same workspace,
+so its pool stays.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ...kernels.runtime.uploads import uploaded, uploads_later
 from ...refusals import Refusal, Why
 from ..conv.deferred import conv as deferred_conv
 from ..device import expandable_segments
+from ..device.rocm import linear
 from ..device.stream_order import Streams, alone_on, capture_stream, waiting
 
 _local = threading.local()
@@ -112,8 +114,24 @@ class KeepAlive:
 class _StreamGraphs(list[Any]):
     """torch's graphs that were captured on one stream: each of them keeps all others alive."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads: set[int] = set()
+
+    def keep_workspace(self, device: torch.device) -> None:
+        """Have this thread's cuBLAS, which is in use, take its workspace on the current stream from memory that stays,
+        unless it has one."""
+        if threading.get_ident() in self._threads:
+            return
+        before, pool = torch.cuda.memory_allocated(device), torch.cuda.graph_pool_handle()
+        captured(lambda: linear(*[torch.zeros((8, 8), device=device)] * 2), pool)
+        if torch.cuda.memory_allocated(device) > before:
+            _with_workspaces.append(self[-1])
+        self._threads.add(threading.get_ident())
+
 
 _graphs_on: weakref.WeakValueDictionary[Any, _StreamGraphs] = weakref.WeakValueDictionary()  # by stream
+_with_workspaces: list[Any] = []  # torch's graphs, at most one per thread and stream unless programs free workspaces
 
 
 class CapturedGraph(KeepAlive):
@@ -236,9 +254,13 @@ class GraphMemory:
     for no larger block. So all are captured on `stream`, where nothing else runs.
 
     pool: of the allocator, as captures take it. It gives memory back, or to others, once `stream` has come to an end.
+    multiplies: whether operators of torch multiply matrices in there.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, before: GraphMemory | None = None) -> None:
+        """before: the same model's, which this one replaces."""
+        self.device = device
+        self.multiplies: bool = before is not None and before.multiplies
         self.pool, self.stream = torch.cuda.graph_pool_handle(), capture_stream(device, _graphs_on)
         self._used, self._streams = torch.cuda.Event(), Streams(device)
         _captures.expandable = expandable_segments.possible(device_index(device))
@@ -256,6 +278,9 @@ class GraphMemory:
     def captured(self, capture: Callable[[Any], _Result]) -> _Result:
         """The graph that `capture` makes in the pool that it is given. Where the capture learnt what
         follows layers, it is made again: a graph must not launch them twice."""
+        together = _graphs_on.setdefault(torch.cuda.current_stream(), _StreamGraphs())
+        if self.multiplies:
+            together.keep_workspace(self.device)
         tries = deferred_conv.tries
         graph = capture(self.pool)
         if deferred_conv.tries > tries:

@@ -28,6 +28,7 @@ from .calls.input_proxies import Call
 from .calls.observers import observer
 from .calls.structures import MISSING
 from .captured_model import ROWS
+from .few_rows import fewest_rows
 from .graph_capture import GraphMemory, check_room, empty_cache, free_beside, in_trial, preserved_statistics, trial
 from .graph_key import GraphKey, assert_on_one_rank, key_of, root_of
 from .layer_requests import requests_of_layers
@@ -163,11 +164,10 @@ class GraphedModule(ModelGraphs):
     def _warm_up(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call that no graph serves: eager; watched, or recorded, where an attempt is due."""
         self.computed()
-        graphs = kind.serving(len(root.coords))
-        for why in filter(None, [graph.maps.padded_input.refusal for graph in graphs]):
+        if (why := kind.refusal(len(root.coords))) is not None:
             self.decline(why)
             return ReplayResult(MISSING)
-        if not graphs and not self._fits(kind, root):
+        if not kind.serving(len(root.coords)) and not self._fits(kind, root):
             self.leave_room()
         kind.most_rows = max(kind.most_rows, len(root.coords))
         self.check_kinds(kind)
@@ -312,13 +312,15 @@ class GraphedModule(ModelGraphs):
                 self.make_place(kind)
                 if self.memory is None or not self.graphs or self.memory.full():
                     self.drop_graphs()
-                    self.memory = GraphMemory(key.device)  # it lasts as long as the graphs do
+                    self.memory = GraphMemory(key.device, self.memory)  # it lasts as long as the graphs do
                 empty_cache()
                 peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
                 under_way = torch.cuda.memory_allocated() if self.trains else 0
                 guards = len(self.reads), self.box_columns
                 try:
                     graph = self.record_graph(kind, key, recording, capacity, call, root, out)
+                    if graph is not None:
+                        graph.least = fewest_rows(self, graph, call, root)
                 finally:
                     self.memory.used()
                 empty_cache()  # what the trial took
@@ -334,7 +336,7 @@ class GraphedModule(ModelGraphs):
             return
         except Exception as error:  # a model may do anything at all in there; it runs as it did
             refusal = error if isinstance(error, Refusal) else Refusal(Why.GRAPH_ERROR, type(error).__name__, error)
-            kind.trial = None  # the next attempt makes one: it takes all that a capture must find there
+            graph = kind.trial = None  # the next attempt makes one: it takes all that a capture must find there
             if kind.graphs and (refusal.why is Why.GRAPH_NO_ROOM or isinstance(error, torch.OutOfMemoryError)):
                 kind.room_for_two = False  # the large one serves
             else:

@@ -15,7 +15,7 @@ import torch
 
 from ...refusals import Why
 from ..device.torch_compat import executes_node
-from .autograd_nodes import autograd_nodes
+from .calls.autograd_nodes import autograd_nodes
 from .model_graphs import ModelGraphs
 
 

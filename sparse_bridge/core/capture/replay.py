@@ -238,6 +238,7 @@ class Replayer(GraphedModule):
                 reads = ForeignReads(known, self.numbers, dict(self.model.named_parameters()))
                 written = WrittenBuffers(self.model, call.buffers)
                 captured_model = work([written, reads])
+                memory.multiplies = memory.multiplies or reads.multiplies
                 mine = captured_model.spec
                 for spec in (mine, mine.of_call(call, out, key.tensors)):
                     for_each_output(key.tensors, spec, _refuse_gradient)

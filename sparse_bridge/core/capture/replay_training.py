@@ -25,8 +25,8 @@ from ..conv.convolution import autocast_dtype
 from ..geometry.data_bounds import Root
 from ..maps.coordinate_map import CoordinateMap
 from ..prefetch.recording import Recording
-from .autograd_nodes import ReplayNode, saved_for_backward
 from .call_kind import CallKind
+from .calls.autograd_nodes import ReplayNode, saved_for_backward
 from .calls.input_proxies import Call
 from .calls.output_spec import OutputSpec
 from .calls.structures import MISSING, Tensors

@@ -22,7 +22,7 @@ from ..conv.convolution import autocast_dtype
 from ..geometry.boxes import Box
 from ..maps.coordinate_map import CoordinateMap
 from ..maps.rows import fill_behind
-from .autograd_nodes import autograd_nodes, only_own_functions
+from .calls.autograd_nodes import autograd_nodes, only_own_functions
 from .calls.counted_norms import counted_norms
 from .calls.exact_operators import ExactOperators
 from .calls.foreign import ForeignReads
@@ -126,6 +126,8 @@ class PaddedModel(ModelReference):
             known = [features, *padded_input.tensors(), *weights]
             reads = ForeignReads(known, self.owner.numbers, self.aliases)
             captured = self.over(padded_input, features, [self._rewound(), reads])
+            if self.owner.memory is not None and reads.multiplies:
+                self.owner.memory.multiplies = True
             if reads.random is not None:
                 raise Refusal(Why.GRAPH_SIDE_EFFECT, reads.random, "random numbers")
             reference = self.reference(captured.spec.of_call(self.call, out, self.tensors))

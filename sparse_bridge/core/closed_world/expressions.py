@@ -323,7 +323,7 @@ class Expressions:
             return NONE if base & OLD else ROWS
         if name in _WRITES and base & OLD and not self._is_compared(method.value, every):
             self.problem(Why.GRAPH_WRITES_STATE, text_of(method.value), node)
-        if name in _LOOKUPS and base & STATE and every & ROWS:
+        if name in _LOOKUPS and every & ROWS and (base & STATE or isinstance(method.value, ast.Dict)):
             self.problem(_CHOICE, text_of(node), node)
         if name in _SLOTS and arguments and (arguments[0][1] | base) & OLD:
             self.problem(Why.GRAPH_WRITES_STATE, text_of(node.args[0]), node)

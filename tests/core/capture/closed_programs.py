@@ -1041,6 +1041,7 @@ opened("dozens of rows", lambda self, x: times(x, 1.0 + x.features.shape[0] // 1
 opened("octave of rows", lambda self, x: times(x, float(math.floor(math.log2(x.features.shape[0])))))
 opened("whole part of rows", lambda self, x: times(x, float(int(x.features.shape[0] / 100))))
 opened("branch on a logarithm", lambda self, x: times(x, 2.0) if math.log2(x.features.shape[0]) > 3 else x)
+opened("number of rows in a table", lambda self, x: times(x, {16: 2.0}.get(x.features.shape[0], 1.0)))
 opened("table by rows", lambda self, x: times(x, [1.0, 2.0, 3.0][x.features.shape[0] % 3]))
 
 

@@ -141,7 +141,7 @@ def graphs_on_the_cpu(gpu):
     gpu.has(reserved_memory=0, allocated_memory=0, free_memory=(1 << 30, 1 << 36))
     own_generator = lambda _: contextlib.nullcontext()  # noqa: E731
     gpu.replaces(captured_maps, _own_generator=own_generator, captured=capture, Streams=lambda _: streams)
-    gpu.replaces(graph_capture, Streams=lambda _: streams)
+    gpu.replaces(graph_capture, Streams=lambda _: streams, captured=capture)
     return streams
 
 

@@ -255,3 +255,31 @@ def test_memory_of_calls_without_a_graph(monkeypatch):
         graphs.computed(compared=True)
         run(["replay"] * 3)
     assert len(given_back) == 20  # behind every comparison: there are few
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first on the stream", "after others"])
+def test_the_workspace_of_products(first, fake_gpu, monkeypatch):
+    """The first graph of a thread on a stream that multiplies follows one which has the workspace alone; that stays, if
+    it has made one."""
+    streams, allocated = Streams(), [0]
+    fake_gpu.has(streams=streams, numbered=streams, graph_pool=object)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated[0])
+    monkeypatch.setattr(graph_capture.expandable_segments, "possible", lambda index: False)
+    memory, pools = GraphMemory(torch.device("cpu")), []
+
+    def captured(work, pool):
+        pools.append(pool)
+        found = made()
+        allocated[0] += first
+        return found, None
+
+    monkeypatch.setattr(graph_capture, "captured", captured)
+    with streams.on(memory.stream):
+        held = [memory.captured(lambda pool: made())]
+        assert not pools and Graph.alive == 1
+        memory.multiplies = True
+        held += [memory.captured(lambda pool: made()) for _ in range(2)]
+        assert len(pools) == 1 and pools[0] is not memory.pool and Graph.alive == 4
+        held.clear()
+        assert Graph.alive == first
+        assert GraphMemory(torch.device("cpu"), memory).multiplies

@@ -8,6 +8,7 @@ from torch import nn
 
 import sparse_bridge
 from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.core.capture.graph_capture import GraphMemory, captured
 
 ROWS = 40_000
 
@@ -35,9 +36,22 @@ def sp(untaught, uncompared, nothing_learnt):
     return untaught
 
 
+def _earlier_models():
+    """The workspace of each of torch's 32 streams for captures is made while others are captured, which go."""
+    values, device = torch.ones(64, 64, device="cuda"), torch.device("cuda", 0)
+    assert (values @ values).isfinite().all()  # this thread's cuBLAS is in use
+    for _ in range(32):
+        memory = GraphMemory(device)
+        memory.multiplies = True
+        with torch.cuda.stream(memory.stream):
+            memory.captured(lambda pool: captured(lambda: values @ values, pool))
+
+
 @pytest.mark.gpu
-def test_a_workspace_that_a_program_frees(sp):
+@pytest.mark.parametrize("earlier", [lambda: None, _earlier_models], ids=["first", "after others"])
+def test_a_workspace_that_a_program_frees(sp, earlier):
     """That of cuBLAS, as torch does where a model is compiled with `mode="reduce-overhead"`."""
+    earlier()
     model = sparse_bridge.optimize(Head(sp).cuda(), graphs=True)
 
     def step():

@@ -362,5 +362,7 @@ def test_training_over_a_padded_scene(sp, kernel_lane, kind, words):
     with expected:
         call = call_of((x,), {}, lambda _: PROTOCOL, set())
         call = call._replace(buffers={name: buffer.clone() for name, buffer in model.named_buffers()})
-        owner = SimpleNamespace(model=model, run_layers=model.forward, reads=set(), numbers=NumberTensors())
+        owner = SimpleNamespace(
+            model=model, run_layers=model.forward, reads=set(), numbers=NumberTensors(), memory=None
+        )
         PaddedModel(owner, call, coords, BOX).verify(scene, rows, model(x))

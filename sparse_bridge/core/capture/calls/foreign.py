@@ -20,12 +20,14 @@ class ForeignReads(TorchDispatchMode):
     """Raises Refusal where torch computes with tensors that were there before, but for some
     that are `known`.
 
-    alters: whether it wrote to one of those, or drew random numbers.  random: the operator that drew some.
+    alters: whether it wrote to one of those, or drew random numbers.  random: the operator that drew some.  multiplies:
+    whether one multiplied matrices.
     numbers: tensors that were sent for the model.  parameters: of the model, by name. Before it writes to one, Refusal
     is raised.
     """
 
     random: Any = None
+    multiplies = False
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class ForeignReads(TorchDispatchMode):
         if "c10d" in func.namespace:  # the other ranks make no trial at this moment
             raise Refusal(Why.GRAPH_RANKS, str(func))
         self.alters = self.alters or self._altering(func, args, kwargs or {})
+        self.multiplies = self.multiplies or func._schema.name.endswith(("mm", "mm_", "mv", "dot", "bilinear"))
         assert_indices(func, arguments_of(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         for tensor in _tensors(out):

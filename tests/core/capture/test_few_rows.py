@@ -1,0 +1,172 @@
+"""Programs that choose by how many rows there are, in ways that their source does not show."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparse_bridge.core.capture import graph_regions
+from tests.adapters.spconv import apis as spconv_apis
+from tests.clouds import cloud, features
+
+from .graph_sizes import graphs_of
+from .test_bounds_of_scenes import Reads, pair
+
+pytestmark = pytest.mark.emulated
+LIMIT = 30
+GRID = [6, 6, 7]
+
+
+def by_limit(n):
+    return 2.0 if n < LIMIT else 1.0
+
+
+def closure(x):
+    n = x.features.shape[0]
+
+    def scale():
+        return by_limit(n)
+
+    return x.features * scale()
+
+
+def by_partial(x):
+    return x.features * functools.partial(by_limit, x.features.shape[0])()
+
+
+def by_list(x):
+    found = []
+    found.append(x.features.shape[0])
+    return x.features * (2.0 if found[0] < LIMIT else 1.0)
+
+
+def by_numpy(x):
+    return x.features * float(np.where(np.array(x.features.shape) < LIMIT, 2, 1)[0])
+
+
+def by_tensor(x):
+    return x.features * (torch.tensor(x.features.shape, device=x.features.device)[0] < LIMIT).float().add(1)
+
+
+class Length:
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return self.x.features.shape[0]
+
+
+def by_object(x):
+    return x.features * (2.0 if len(Length(x)) < LIMIT else 1.0)
+
+
+def fails(x):
+    counts = {"rows": 0}
+    counts["rows"] = x.features.shape[0]
+    if counts["rows"] < LIMIT:
+        raise ValueError("so few rows")
+    return x.features
+
+
+class BehindStrided(nn.Module):
+    """Asks for the rows of a level that its layers make."""
+
+    def __init__(self, sp, read):
+        super().__init__()
+        self.first = nn.Sequential(sp.SubMConv3d(4, 8, 3), sp.SparseConv3d(8, 8, 2, 2), sp.SubMConv3d(8, 8, 3))
+        self.read, self.last = read, nn.Sequential(sp.SubMConv3d(8, 8, 3), sp.SubMConv3d(8, 4, 3))
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(x.replace_feature(self.read(x)))
+
+
+@pytest.fixture
+def sp(rules):
+    rules.hold(graphs_of(512, watched=True))
+    with spconv_apis.standin() as module:
+        yield module
+
+
+def scene(sp, device, seed, share, grid=GRID, items=1):
+    coords = cloud(tuple(grid), items, share=share, seed=seed, device=device)
+    return sp.SparseConvTensor(features(len(coords), 4, device=device), coords, grid, items)
+
+
+def same(model, plain, x):
+    made = [one(x.replace_feature(x.features.clone())) for one in (model, plain)]
+    torch.testing.assert_close(made[0].features, made[1].features, rtol=1e-3, atol=1e-4)
+    if made[0].features.requires_grad:
+        for one in made:
+            one.features.square().mean().backward()
+    return len(x.features)
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    "read", [closure, by_partial, by_list, by_numpy, by_tensor, by_object], ids=lambda f: f.__name__
+)
+def test_a_limit_below_the_rows_of_the_capture(sp, device, read, trains):
+    model, plain = pair([Reads(sp, read)], device, trains)
+    with torch.set_grad_enabled(trains):
+        rows = [same(model, plain, scene(sp, device, seed, share)) for seed, share in enumerate([0.5] * 12 + [0.05])]
+    assert max(rows[-1:]) < LIMIT < min(rows[:-1])
+    assert "GRAPH_FEW_ROWS" in graph_regions.summary()[0].reason
+
+
+def test_a_limit_of_a_level_that_layers_make(sp, device):
+    def read(x):
+        limits = {"cells": 2 * LIMIT}
+        return x.features * (lambda n: 2.0 if n < limits["cells"] else 1.0)(x.features.shape[0])
+
+    model, plain = pair([BehindStrided(sp, read)], device)
+    with torch.no_grad():
+        for seed, share in enumerate([0.2] * 10 + [0.005]):
+            same(model, plain, scene(sp, device, seed, share, [12, 12, 12]))
+    assert "GRAPH_FEW_ROWS" in graph_regions.summary()[0].reason
+
+
+def test_a_limit_between_two_captures(sp, device, monkeypatch):
+    """A second graph, for more rows, is made without another trial."""
+    monkeypatch.setattr("sparse_bridge.core.capture.padded.capacity_of", lambda rows: rows + 5)
+    model, plain = pair([Reads(sp, closure)], device)
+    with torch.no_grad():
+        for seed, share in enumerate([0.01] * 10 + [0.1] * 6 + [0.012] * 2):
+            rows = same(model, plain, scene(sp, device, seed, share, [12, 12, 12]))
+            if seed == 9:
+                assert rows < LIMIT and graph_regions.summary()[0].hits
+    assert "GRAPH_FEW_ROWS" in graph_regions.summary()[0].reason
+
+
+def test_a_program_that_fails_with_few_rows(sp, device):
+    """It does so as ever; scenes of as many rows as were tried are replayed, those of fewer are not."""
+    model, plain = pair([Reads(sp, fails)], device)
+    with torch.no_grad():
+        for seed in range(12):
+            same(model, plain, scene(sp, device, seed, 0.5))
+        before = graph_regions.summary()[0].hits
+        graphs = graph_regions.region_of(model).replayer.graphs
+        assert before > 4 and LIMIT < graphs[0].least < 80
+        with pytest.raises(ValueError, match="so few rows"):
+            model(scene(sp, device, 0, 0.05))
+        rows = same(model, plain, scene(sp, device, 1, 0.16))
+        assert LIMIT < rows < graphs[0].least
+        found = graph_regions.summary()[0]
+        assert found.hits == before and "GRAPH_FEWER_ROWS" in found.reason
+        assert graph_regions.region_of(model).replayer.graphs == graphs
+        same(model, plain, scene(sp, device, 2, 0.5))
+        assert graph_regions.summary()[0].hits == before + 1
+
+
+def test_the_rows_that_are_tried(sp, device):
+    """Some of every batch item."""
+    model, plain = pair([Reads(sp, lambda x: x.features)], device)
+    with torch.no_grad():
+        for seed in range(10):
+            same(model, plain, scene(sp, device, seed, 0.5, items=3))
+    graph = graph_regions.region_of(model).replayer.graphs[0]
+    assert 3 * 3 < graph.least < 3 * 20
