@@ -24,8 +24,7 @@ from .comparison import ROUNDING, compare_within_rounding
 from .graph_capture import preserved_statistics
 from .replay_trial import PaddedModel
 
-# Of the rows of a batch item, at most so many, and at most one in so many; the second where the first show nothing.
-_MOST = (64, 8), (1 << 31, 2)
+_FEW, _SHARE = 64, 8  # rows that are tried, and as a share of all at most one in so many
 _RUNS = 4  # of rows that follow each other, which often are neighbours
 
 
@@ -36,11 +35,13 @@ def fewest_rows(owner: Any, graph: Any, call: Call, root: Root) -> int:
     owner: of the graph.
     """
     features, items = owner.tensors_of(call.x).features_of(call.x), root.coords[:, 0].cpu()
+    # Of all rows; where these show nothing, of each batch item, as programs take turns with them; then half of them.
+    tries = [(torch.zeros_like(items), _FEW, _SHARE), (items, _FEW, _SHARE), (items, len(items), 2)]
     gradients, numbers = torch.is_grad_enabled(), own_random_numbers(features.device)
     # What is made in inference mode has no versions, by which layers tell coordinates apart.
     with preserved_statistics(owner.model), numbers, torch.inference_mode(False), torch.set_grad_enabled(gradients):
-        for most, share in _MOST:
-            rows = _some_rows(items, most, share).to(features.device)
+        for groups, most, share in tries[graph.maps.whole :]:
+            rows = _some_rows(groups, most, share).to(features.device)
             coords = root.coords[rows]
             bounds = DataBounds(coords) if isinstance(root.bounds, DataBounds) else root.bounds
             few = root._replace(coords=coords, bounds=bounds)
@@ -50,11 +51,11 @@ def fewest_rows(owner: Any, graph: Any, call: Call, root: Root) -> int:
     return len(items)
 
 
-def _some_rows(items: torch.Tensor, most: int, share: int) -> torch.Tensor:
-    """Rows of every batch item, in their order. items: int32 [N], of every row."""
+def _some_rows(groups: torch.Tensor, most: int, share: int) -> torch.Tensor:
+    """Rows of every group, in their order. groups: int32 [N], of every row."""
     chosen: list[torch.Tensor] = []
-    for item in items.unique():
-        rows = (items == item).nonzero()[:, 0]
+    for group in groups.unique():
+        rows = (groups == group).nonzero()[:, 0]
         wanted = max(1, min(most, len(rows) // share))
         run = torch.arange(max(1, wanted // _RUNS))
         begins = torch.linspace(0, len(rows) - len(run), min(_RUNS, wanted)).long()
