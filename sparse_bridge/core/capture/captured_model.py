@@ -78,7 +78,7 @@ class Captured:
                 first = any(isinstance(one, ForeignReads) for one in contexts)
                 numbers = owner.numbers.served(features.device, first)
                 scope = padded.using(padded_input)
-                for manager in (numbers, *contexts, scope, uploads_refused(), _uncached_autocast()):
+                for manager in (numbers, *contexts, scope, uploads_refused(), uncached_autocast()):
                     modes.append(stack.enter_context(manager))
                 shape = padded_input.coords.shape[0]
                 root = CoordinateMap(padded_input.coords, box, Rows(None, padded_input.count, shape))
@@ -326,7 +326,7 @@ def _outputs(tensors: Tensors, values: list[Any], lookup: Lookup) -> list[tuple[
 
 
 @contextlib.contextmanager
-def _uncached_autocast() -> Iterator[None]:
+def uncached_autocast() -> Iterator[None]:
     """Without the casts of weights that autocast keeps and soon lets go of."""
     enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)

@@ -19,7 +19,7 @@ from .calls.index_checks import IndexChecks
 from .calls.input_proxies import Call
 from .calls.output_spec import OutputSpec
 from .captured_maps import own_random_numbers
-from .captured_model import Captured
+from .captured_model import Captured, uncached_autocast
 from .comparison import ROUNDING, compare_within_rounding
 from .graph_capture import preserved_statistics
 from .replay_trial import PaddedModel
@@ -110,7 +110,7 @@ class _FewRows:
         over = owner.tensors_of(call.x).over
         start = functools.partial(over, call.x, features, CoordinateMap(root.coords, root.box))
         try:
-            with IndexChecks({}, ()):
+            with IndexChecks({}, ()), uncached_autocast():
                 return self._tensors(OutputSpec.of(call, function, start, set()), features)
         except torch.OutOfMemoryError:
             raise
