@@ -2,12 +2,13 @@
 
 A program may choose by how many rows there are by way of closures, functions and objects, through which nobody
 follows a number. A trial over a padded input has more rows than the call. Here are fewer, so that a limit in between
-shows. Remainders, and numbers that are asked for one by one, have to show in the source, see `closed_world`.
+shows, and what goes by remainders of 2, 4, 8 and so on. Other numbers have to show in the source, see `closed_world`.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from .graph_capture import preserved_statistics
 from .replay_trial import PaddedModel
 
 _FEW, _SHARE = 64, 8  # rows that are tried, and as a share of all at most one in so many
+# By these and their multiples, few rows leave other remainders than all do; by 2^n a capacity leaves none.
+_REMAINDERS = 2 * 3 * 5
 _RUNS = 4  # of rows that follow each other, which often are neighbours
 
 
@@ -42,6 +45,8 @@ def fewest_rows(owner: Any, graph: Any, call: Call, root: Root) -> int:
     with preserved_statistics(owner.model), numbers, torch.inference_mode(False), torch.set_grad_enabled(gradients):
         for groups, most, share in tries[graph.maps.whole :]:
             rows = _some_rows(groups, most, share).to(features.device)
+            while groups is not items and len(rows) > 1 and math.gcd(len(items) - len(rows), _REMAINDERS) > 1:
+                rows = rows[:-1]
             coords = root.coords[rows]
             bounds = DataBounds(coords) if isinstance(root.bounds, DataBounds) else root.bounds
             few = root._replace(coords=coords, bounds=bounds)
