@@ -75,7 +75,6 @@ class Why(enum.Enum):
         "it is given no rows, or other numbers of features and coordinates",
         "hand over a row of each per site",
     )
-    GRAPH_FEWER_ROWS = "it has fewer rows than its graphs were tried with", "nothing: inputs of more are replayed"
     GRAPH_DUPLICATES = (
         "two of its rows have the same coordinates, or one lies outside of its grid",
         "merge such rows, or leave them out, in front of the model",

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ... import policy, settings
-from ...refusals import Why
 from ..closed_world.guards import Guards
 from . import padded
 
 
 class CallKind:
-    """graphs: with memory for so many rows (`capacity`), and right for no fewer than `least`; the largest last. A
-    smaller one is there where many calls are small, as kernels over few rows want other tiles.  attempts: to watch a
-    call, then to capture.  guards: of what a watched call read; None: none has been watched.  changes: guards that did
-    not hold at the next attempt, since the last capture.  trial: what the trial over a padded input found out, if there
-    was one.  comparisons: of replays with the layers.  verified: columns of the box in which inputs may differ from the
-    captured one.  replays: by these graphs.  small_calls: of them, since the last capture.  idle: calls in a row that
-    the largest graph was not needed for.  served: the number of the model's replay that was the last one here.
+    """graphs: with memory for so many rows (`capacity`), and shown to be right for no fewer than `least`; the largest
+    last. A smaller one is there where many calls are small, as kernels over few rows want other tiles.  attempts: to
+    watch a call, then to capture.  guards: of what a watched call read; None: none has been watched.  changes: guards
+    that did not hold at the next attempt, since the last capture.  trial: what the trial over a padded input found out,
+    if there was one.  comparisons: of replays with the layers.  verified: columns of the box in which inputs may differ
+    from the captured one.  replays: by these graphs.  small_calls: of them, since the last capture.  idle: calls in a
+    row that the largest graph was not needed for.  served: the number of the model's replay that was the last one here.
     """
 
     def __init__(self) -> None:
@@ -64,13 +63,7 @@ class CallKind:
 
     def serving(self, n_rows: int) -> list[Any]:
         """The graphs that have memory for so many rows, the smallest first."""
-        return [graph for graph in self.graphs if graph.least <= n_rows <= graph.capacity]
-
-    def refusal(self, n_rows: int) -> Why | None:
-        """Why no graph serves such an input, whatever its capacity."""
-        if any(n_rows < graph.least for graph in self.graphs):
-            return Why.GRAPH_FEWER_ROWS
-        return next(filter(None, [graph.maps.padded_input.refusal for graph in self.serving(n_rows)]), None)
+        return [graph for graph in self.graphs if n_rows <= graph.capacity]
 
     def comparison_due(self, graph: Any) -> bool:
         """Whether the layers compute a call as well that this graph serves: its first one, and others by schedule."""

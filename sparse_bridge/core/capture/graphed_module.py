@@ -1,10 +1,10 @@
 """A model and its graphs: which calls may be replayed, and when a graph is captured.
 
-A kind of calls goes through the states that torch's CUDA graph trees name. Warm-up: the first calls run
-eagerly, and one of them is watched, which tells whether a replay can be noticed. Recording: the next call is
-captured, over memory for more rows than any call so far had; a second graph, for fewer rows, follows where many
-calls are small. Execution: one graph or the other serves all calls, whatever their rows. Now and then a call
-that could be replayed runs eagerly as well, and both results are compared.
+A kind of calls goes through the states that torch's CUDA graph trees name. Warm-up: the first calls run eagerly, and
+one of them is watched, which tells whether a replay can be noticed. Recording: the next call is captured, over memory
+for more rows than any call so far had; a second graph, for fewer rows, follows where many calls are small. Execution:
+one graph or the other serves all calls, whatever their rows. Now and then a call that could be replayed runs eagerly as
+well, and both results are compared.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from .graph_capture import GraphMemory, check_room, empty_cache, free_beside, in
 from .graph_key import GraphKey, assert_on_one_rank, key_of, root_of
 from .layer_requests import requests_of_layers
 from .model_graphs import ModelGraphs, served
-
-_OTHER_INPUTS = Why.GRAPH_HAS_MAPS, Why.GRAPH_COORDINATES
 
 
 class GraphedModule(ModelGraphs):
@@ -105,7 +103,7 @@ class GraphedModule(ModelGraphs):
         root = Why.GRAPH_FEATURES if tensors is None else root_of(tensors, call.x, features, self)
         if isinstance(root, Why):
             self.decline(root)
-            if root in _OTHER_INPUTS and not (self.asked or self.graphs):
+            if root in (Why.GRAPH_HAS_MAPS, Why.GRAPH_COORDINATES) and not (self.asked or self.graphs):
                 self.other_inputs.failed()
             return None
         self.other_inputs.failures = 0
@@ -127,7 +125,7 @@ class GraphedModule(ModelGraphs):
         graphs = self._graphs_for(kind, root)
         self.speculation.confirm(graphs[0] if graphs else None)
         for graph in graphs:
-            due = kind.comparison_due(graph) and self._fits(kind, root)
+            due = (kind.comparison_due(graph) and self._fits(kind, root)) or len(root.coords) < graph.least
             if due or not graph.captured.differing_columns(root) <= kind.verified:
                 self.computed(compared=self.trains)
                 call = self.before_layers(call)
@@ -164,10 +162,11 @@ class GraphedModule(ModelGraphs):
     def _warm_up(self, kind: CallKind, key: GraphKey, call: Call, root: Root) -> ReplayResult:
         """A call that no graph serves: eager; watched, or recorded, where an attempt is due."""
         self.computed()
-        if (why := kind.refusal(len(root.coords))) is not None:
+        graphs = kind.serving(len(root.coords))
+        for why in filter(None, [graph.maps.padded_input.refusal for graph in graphs]):
             self.decline(why)
             return ReplayResult(MISSING)
-        if not kind.serving(len(root.coords)) and not self._fits(kind, root):
+        if not graphs and not self._fits(kind, root):
             self.leave_room()
         kind.most_rows = max(kind.most_rows, len(root.coords))
         self.check_kinds(kind)
@@ -216,9 +215,8 @@ class GraphedModule(ModelGraphs):
         )
 
     def compare(self, kind: CallKind, graph: Any, call: Call, root: Root, out: Any) -> None:
-        """Replay a call for which the layers have returned `out`, by a graph of its kind. Where both agree bit for bit
-        (gradients: within rounding), graphs of the kind are trusted in the columns of the box in which this input
-        differs; else they are dropped."""
+        """Replay a call for which the layers have returned `out`. Where both agree bit for bit (gradients: within
+        rounding), graphs of its kind are trusted in the columns of the box in which it differs; else they go."""
         columns = graph.captured.differing_columns(root)
         try:
             if self.trains and not call.may_run_again():  # as a comparison of a step has it do
@@ -226,6 +224,7 @@ class GraphedModule(ModelGraphs):
             with trial(), torch.no_grad(), preserved_statistics(self.model):
                 if self.replay_and_compare(graph, call, root, out):
                     kind.verified |= columns
+                    graph.least = min(graph.least, len(root.coords))
                     self.rerun_due = False
                 else:
                     kind.comparison_showed_nothing()

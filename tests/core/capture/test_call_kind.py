@@ -70,8 +70,9 @@ class Graphs(GraphedModule):
         self.program = Program()  # which nobody else keeps
         super().__init__(self.program, lambda _: None)
         self.events, self.memories, self.wrong, self.last_recording = [], [], None, "recording"
+        self.fewest = 0  # rows that a graph is tried with
 
-    def new_memory(self, device):
+    def new_memory(self, device, before):
         self.memories.append(Memory())
         return self.memories[-1]
 
@@ -137,6 +138,7 @@ def graphs(monkeypatch, fake_gpu, request):
     fake_gpu.has(enter=lambda _: threading.Lock(), graph_pool=object)
     monkeypatch.setattr(graphed_module, "Audit", Audit)
     monkeypatch.setattr(graphed_module, "GraphMemory", made.new_memory)
+    monkeypatch.setattr(graphed_module, "fewest_rows", lambda owner, graph, call, root: made.fewest)
     monkeypatch.setattr(Graphs, "wait_for_last_replay", lambda self: None)
     with settings.override(compare_every=256 if getattr(request, "param", None) == "compared" else 0):
         yield made
@@ -171,6 +173,18 @@ def test_one_graph_serves_all_that_is_smaller(graphs):
     for rows in (5000, 1, 300, 4999, padded.capacity_of(5000)):
         assert graphs.call(rows) is not MISSING
     assert set(kinds_of_calls(graphs.events)) == {"replay"} and len(graphs.graphs) == 1
+
+
+def test_fewer_rows_than_a_graph_was_tried_with(graphs):
+    """They are compared, also where comparisons are off; then so many are replayed."""
+    graphs.fewest = 64
+    warm(graphs, 5000)
+    rows = (64, 50, 50, 63, 40, 40)
+    assert [graphs.call(number) is MISSING for number in rows] == [False, True, False, False, True, False]
+    assert kinds_of_calls(graphs.events).count("compare") == 2
+    graphs.wrong = Refusal(Why.GRAPH_OTHER_BITS, "output 0", 1.0, 1)
+    assert graphs.call(40) is not MISSING and graphs.call(39) is MISSING and graphs.call(5000) is MISSING
+    assert "GRAPH_DIFFERS" in graphs.why()
 
 
 def test_a_graph_stays_where_no_larger_one_can_be_captured_for_now(graphs):
