@@ -192,7 +192,7 @@ class GraphedModule(ModelGraphs):
             try:
                 kind.guards = audit.guards()
                 self.rerun_due = True
-            except Refusal as error:
+            except Exception as error:  # the program has its result
                 self.failed(error)
 
         return ReplayResult(MISSING, watched, audit)

@@ -225,8 +225,9 @@ class ModelGraphs(ModelReference, abc.ABC):
         self.kinds.clear()
         self.latest = None
 
-    def failed(self, refusal: Refusal) -> None:
-        """A trial or a capture ended with it."""
+    def failed(self, error: Exception) -> None:
+        """An audit, a trial or a capture ended with it."""
+        refusal = error if isinstance(error, Refusal) else Refusal(Why.GRAPH_ERROR, type(error).__name__, error)
         refusal.__traceback__ = None  # what refused keeps it: its frames would keep the call's tensors
         if refusal.verdict is Verdict.UNDECIDED:
             self.inconclusive.failed()

@@ -19,6 +19,7 @@ from .tags import (
     asks_for_attributes,
     constant,
     container_of,
+    defaults_of,
     element_of,
     is_channel,
     joined,
@@ -145,7 +146,10 @@ class Expressions:
     def _of_Constant(self, node: ast.expr) -> Tag:
         return NONE
 
-    _of_Lambda = _of_Constant
+    def _of_Lambda(self, node: ast.Lambda) -> Tag:
+        for part in defaults_of(node):
+            self.of(part)
+        return NONE
 
     def _of_Name(self, node: ast.Name) -> Tag:
         self.handed.add((node.id, ()))

@@ -11,7 +11,7 @@ from typing import Any
 from ...refusals import Refusal, Why
 from .checks import Checks
 from .sources import Source, position, private_names, source_of
-from .tags import NONE, OLD, ROWS, STATE, Tag, constant, element_of, text_of
+from .tags import NONE, OLD, ROWS, STATE, Tag, constant, defaults_of, element_of, text_of
 
 _PASSES = 5  # from function to function
 _Known = dict[CodeType, dict[int | str, Tag]]  # of the parameters of functions
@@ -91,9 +91,16 @@ class Reading(Checks):
                 self.visit(child)
 
     def _do_FunctionDef(self, node: Any) -> None:
+        for part in (*node.decorator_list, *defaults_of(node)):
+            self.of(part)
         self.env[node.name] = NONE
 
-    _do_AsyncFunctionDef = _do_ClassDef = _do_FunctionDef
+    _do_AsyncFunctionDef = _do_FunctionDef
+
+    def _do_ClassDef(self, node: ast.ClassDef) -> None:
+        for part in (*node.decorator_list, *node.bases, *[keyword.value for keyword in node.keywords]):
+            self.of(part)
+        self.env[node.name] = NONE
 
     def _do_Global(self, node: Any) -> None:
         (self._globals if self.compares else self._outside).update(node.names)

@@ -294,7 +294,7 @@ class State:
                     self.absent(tensor.__dict__, self._optional, f"{label}.{name}", self.any_attribute)
         everything = trusted or self.any_attribute or has_foreign_forward(type(module))
         for name, item in list(own.items()):
-            if name in _OF_MODULES or (name.startswith("_") and trusted):
+            if name in _OF_MODULES or (trusted and name.startswith("_") and name not in self.attributes):
                 continue
             if trusted:
                 if before.get(name, self) is item and self._simple(item):
@@ -304,7 +304,7 @@ class State:
             elif name in self.attributes or everything or name == "training":
                 self.key(own, name, f"{label}.{name}")
                 self._part(item, name, f"{label}.{name}", where)
-        names = {"forward", "__call__"} if trusted else {*self.attributes, "forward"}
+        names = {"forward", "__call__", *self._optional} if trusted else {*self.attributes, "forward"}
         self.absent(own, names, label, everything and not trusted)
 
     def _simple(self, item: Any) -> bool:

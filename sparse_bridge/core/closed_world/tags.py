@@ -89,3 +89,8 @@ def makes_iterator(node: ast.expr) -> bool:
     """Whether an iterator is a new one over parts of a module: to take from it writes nothing."""
     method = node.func if isinstance(node, ast.Call) else None
     return isinstance(method, ast.Attribute) and method.attr.removeprefix("named_") in _ITERATORS
+
+
+def defaults_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.expr]:
+    """What an inner function takes for arguments that it is called without: read where it is defined."""
+    return [*node.args.defaults, *[one for one in node.args.kw_defaults if one is not None]]

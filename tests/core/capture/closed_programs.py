@@ -633,6 +633,45 @@ def other_relu(m):
 
 
 closed("global", lambda self, x: times(x, ALPHA), sets_global("ALPHA", 0.25))
+
+
+@case("default of an inner function", scale(0.5))
+def _(self, x):
+    def inner(factor=self.scale, *, more=1.0):
+        return factor * more
+
+    return times(x, inner())
+
+
+@case("keyword's default of an inner function", sets_global("ALPHA", 0.25))
+def _(self, x):
+    def inner(*, factor=ALPHA):
+        return factor
+
+    return times(x, inner())
+
+
+@case("default of a lambda", scale(0.5))
+def _(self, x):
+    return times(x, (lambda factor=self.scale: factor)())
+
+
+def multiplied(factor):
+    return lambda function: lambda x: times(function(x), factor)
+
+
+@case("decorator of an inner function", scale(0.5))
+def _(self, x):
+    @multiplied(self.scale)
+    def inner(x):
+        return x
+
+    return inner(x)
+
+
+closed(
+    "attribute that a layer may get", lambda self, x: times(x, getattr(self.a[0], "lora", 1.0)), sets("a.0.lora", 3.0)
+)
 closed("global list", lambda self, x: times(x, 1.0 + len(SEEN)), lambda m: SEEN.append(1))
 closed("global dictionary", lambda self, x: times(x, TABLE["w"][0]), lambda m: TABLE["w"].insert(0, 4.0))
 closed("global object", lambda self, x: times(x, LIMITS.high), puts(LIMITS, "high", 3.0))

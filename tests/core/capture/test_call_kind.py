@@ -187,6 +187,18 @@ def test_fewer_rows_than_a_graph_was_tried_with(graphs):
     assert "GRAPH_DIFFERS" in graphs.why()
 
 
+@pytest.mark.usefixtures("errors_survived")
+def test_an_audit_that_fails(graphs, monkeypatch):
+    """The call has its result, and the model stays eager."""
+
+    def guards(self):
+        raise ValueError("a dictionary whose values() are fewer than its keys")
+
+    monkeypatch.setattr(graphed_module.Audit, "guards", guards)
+    assert eager(graphs, 1000, 8) == [True] * 8
+    assert "GRAPH_ERROR" in graphs.why() and "fewer than its keys" in graphs.why()
+
+
 def test_a_graph_stays_where_no_larger_one_can_be_captured_for_now(graphs):
     """As inputs have not all had the same requests of late."""
     warm(graphs, 5000)
