@@ -8,11 +8,14 @@ shows, and what goes by remainders of 2, 4, 8 and so on. Other numbers have to s
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from typing import Any
 
 import torch
 
+from ... import log
+from ...errors import KernelError
 from ...refusals import Refusal, Verdict, Why
 from ..geometry.data_bounds import DataBounds, Root
 from ..maps.coordinate_map import CoordinateMap
@@ -117,9 +120,12 @@ class _FewRows:
         try:
             with IndexChecks({}, ()), uncached_autocast():
                 return self._tensors(OutputSpec.of(call, function, start, set()), features)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, KernelError):  # no program's
             raise
-        except Exception:  # what a program says of so few rows, it may say to the user
+        except Exception as error:  # a program may say so of few rows to the user, too
+            name, failure = type(owner.model).__name__, f"{type(error).__name__}: {error}"
+            text = f"{name}: a trial with {len(features)} of its rows raised {failure}; graphs serve no fewer for now."
+            log.once(("few rows", name), text, logging.INFO)
             return None
 
     def _replayed(self) -> list[torch.Tensor] | None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sparse_bridge.core.capture import graph_regions
+from sparse_bridge.errors import KernelError
 from tests.adapters.spconv import apis as spconv_apis
 from tests.clouds import cloud, features
 
@@ -173,8 +174,27 @@ def test_a_limit_between_two_captures(sp, device, monkeypatch):
     assert "GRAPH_FEW_ROWS" in graph_regions.summary()[0].reason
 
 
-def test_a_program_that_fails_with_few_rows(sp, device):
+@pytest.mark.usefixtures("errors_survived")
+def test_a_kernel_that_fails_with_few_rows(sp, device):
+    """It is no program's: nothing is replayed, and the reason says so."""
+
+    def read(x):
+        left = {"rows": x.features.shape[0] - LIMIT}
+        if left["rows"] < 0:
+            raise KernelError("no tile for so few rows")
+        return x.features
+
+    model, plain = pair([Reads(sp, read)], device)
+    with torch.no_grad():
+        for seed in range(10):
+            same(model, plain, scene(sp, device, seed, 0.5))
+    found = graph_regions.summary()[0]
+    assert not found.hits and "GRAPH_ERROR" in found.reason and "no tile for so few rows" in found.reason
+
+
+def test_a_program_that_fails_with_few_rows(sp, device, caplog):
     """It does so as ever. A scene of fewer rows than were tried is compared, and then such scenes are replayed."""
+    caplog.set_level("INFO", "sparse_bridge")
     model, plain = pair([Reads(sp, fails)], device)
     grid = [12, 12, 12]
     with torch.no_grad():
@@ -183,7 +203,7 @@ def test_a_program_that_fails_with_few_rows(sp, device):
         before = graph_regions.summary()[0].hits
         (graph,) = graph_regions.region_of(model).replayer.graphs
         least = graph.least
-        assert before > 4 and least > 60
+        assert before > 4 and least > 60 and "rows raised ValueError: so few rows" in caplog.text
         with pytest.raises(ValueError, match="so few rows"):
             model(scene(sp, device, 0, 0.01, grid))
         rows = [same(model, plain, scene(sp, device, 1, share, grid)) for share in (0.025, 0.026)]
